@@ -45,10 +45,10 @@ class TemplateHintGenerator:
         return hint if self.general or knows(error_kind, hint) else None
 
 # %% ../../nbs/hints/04_layers.ipynb #fd711ed6
-STYLE_MARKERS = ("style", "communic", "verbose", "effort", "concise", "tone", "format", "wordy", "rambl", "explanation", "etiquette",
-                 "clarity")
-RUNTIME_MARKERS = ("error", "exception", "fail", "decode", "timeout", "traceback", "exit_code", "nonzero", "syntax", "import",
-                   "assertion", "tool", "runtime", "crash", "exec")
+STYLE_MARKERS = ("style", "communic", "verbose", "effort", "concise", "tone", "format", "wordy", "rambl", "explanation",
+                 "etiquette", "clarity")
+RUNTIME_MARKERS = ("error", "exception", "fail", "decode", "timeout", "traceback", "exit_code", "nonzero", "syntax",
+                   "import", "assertion", "tool", "runtime", "crash", "exec")
 
 
 def is_tool_runtime_kind(kind: str) -> bool:
@@ -78,7 +78,9 @@ class RawErrorHintGenerator:
             text = without_action(text, context.trace.turns[context.site.turn])
         if not re.search(r"\w", text):
             return None
-        opening = "What is written at this step fails later with: " if context.site and context.site.blame else "An attempt at this step was answered with: "
+        later = context.site and context.site.blame
+        opening = ("What is written at this step fails later with: " if later else
+                   "An attempt at this step was answered with: ")
         return opening + failure_part(text, max(self.max_chars - len(opening), 0))
 
 # %% ../../nbs/hints/04_layers.ipynb #b2786f05
@@ -116,7 +118,8 @@ class CompositeHintGenerator:
         For a call without a recorded site, the template's general sentence is used if no layer has an answer."""
         context = HintContext.of(error_meta)
         hint = self._ask(error_kind, context)
-        if hint is None and context.site is None and any(isinstance(layer, TemplateHintGenerator) for layer in self.layers):
+        templates = any(isinstance(layer, TemplateHintGenerator) for layer in self.layers)
+        if hint is None and context.site is None and templates:
             return dispatch(error_kind, context)
         return hint.text if hint else None
 
@@ -151,24 +154,31 @@ def make_layers(
     names: Iterable[str],  # keys of `LAYERS`, or "package.module:factory", in the order in which they are asked
     **resources: Any,  # `complete`, `cache_dir`, `siblings`, and what other layers take
 ) -> list[HintGenerator]:
-    "Make the layers of these names. Raises `InputProblem` for an unknown name, or if a layer's required resource is missing."
+    "Make the layers of these names. Raises `InputProblem` for an unknown name, or a layer that lacks a resource."
     return [_made_layer(name, resources) for name in names]
 
 
 def _made_layer(name, resources):
+    "Make one layer with the resources that its factory has parameters for."
     if ":" not in name and name not in LAYERS:
-        raise InputProblem(f"there is no hint layer {name!r}", f"use one of {', '.join(sorted(LAYERS))}, register it, or write package.module:factory")
+        raise InputProblem(f"there is no hint layer {name!r}",
+                           f"use one of {', '.join(sorted(LAYERS))}, register it, or write package.module:factory")
     factory = LAYERS[name] if name in LAYERS else imported(name, "hint layer")
     taken = inspect.signature(factory).parameters
     given = {key: value for key, value in resources.items() if key in taken and value is not None}
-    if missing := [key for key, p in taken.items() if p.default is p.empty and key not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
-        raise InputProblem(f"the hint layer {name!r} needs {', '.join(missing)}", "give it in a recipe or from Python, or leave the layer out")
+    named = [p for p in taken.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p.name for p in named if p.default is p.empty]
+    if missing := [key for key in needed if key not in given]:
+        raise InputProblem(f"the hint layer {name!r} needs {', '.join(missing)}",
+                           "give it in a recipe or from Python, or leave the layer out")
     try:
         layer = factory(**given)
     except Exception as error:  # a user's factory may raise anything
-        raise InputProblem(f"the hint layer {name!r} could not be made: {type(error).__name__} ({error})", "mend it, or leave it out") from error
+        raise InputProblem(f"the hint layer {name!r} could not be made: {type(error).__name__} ({error})",
+                           "mend it, or leave it out") from error
     if not callable(getattr(layer, "generate", None)):
-        raise InputProblem(f"{name!r} makes {type(layer).__name__}, which has no `generate(error_kind, error_meta)`", "return a hint layer")
+        raise InputProblem(f"{name!r} makes {type(layer).__name__}, which has no `generate(error_kind, error_meta)`",
+                           "return a hint layer")
     return layer
 
 
@@ -189,7 +199,8 @@ def default_composite(
     enable_raw_error: bool = True,  # the raw-error layer
     siblings: "SiblingIndex | None" = None,  # recorded attempts at the same tasks; None: no sibling layer
 ) -> CompositeHintGenerator:
-    "Compose template, raw error (tool and runtime kinds only), judge and successful sibling, in this order, as far as enabled."
-    wanted = {"template": True, "raw_error": enable_raw_error, "judge": llm_complete is not None, "sibling": siblings is not None}
+    "Compose template, raw error (tool and runtime kinds), judge and successful sibling, in this order, where enabled."
+    wanted = {"template": True, "raw_error": enable_raw_error, "judge": llm_complete is not None,
+              "sibling": siblings is not None}
     names = [name for name, want in wanted.items() if want]
     return CompositeHintGenerator(make_layers(names, complete=llm_complete, cache_dir=cache_dir, siblings=siblings))

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Template', 'HINT_TEMPLATES', 'GENERAL', 'LISTED', 'register', 'dispatch', 'knows', 'nearest_first',
-           'hint_tool_not_found', 'schema_properties', 'arguments_line', 'refused_value', 'value_line',
-           'hint_type_error', 'hint_json_decode', 'hint_runtime_error', 'hint_repeated_failure',
-           'hint_long_explanation', 'hint_repeated_call', 'hint_ignored_format', 'hint_wasteful_exploration']
+           'hint_tool_not_found', 'schema_properties', 'arguments_line', 'refused_value', 'described_form',
+           'wanted_type', 'value_line', 'hint_type_error', 'hint_json_decode', 'hint_runtime_error',
+           'hint_repeated_failure', 'hint_long_explanation', 'hint_repeated_call', 'hint_ignored_format',
+           'hint_wasteful_exploration']
 
 # %% ../../nbs/hints/03_templates.ipynb #4247e128
 import difflib
@@ -33,7 +34,8 @@ def register(
 ) -> None:
     "Use this template for an error kind from now on. Raises `TypeError` if it cannot be called."
     if not callable(template):
-        raise TypeError(f"the template for {kind!r} cannot be called; give a function from a HintContext to a text or None")
+        raise TypeError(f"the template for {kind!r} cannot be called; give a function from a HintContext to a text "
+                        "or None")
     HINT_TEMPLATES[kind] = template
 
 
@@ -118,21 +120,18 @@ def arguments_line(
     return ", ".join(map(one, names[:limit])) + (", ..." if len(names) > limit else "")
 
 # %% ../../nbs/hints/03_templates.ipynb #2c9d6fa9
-_UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'|\('(\w+)' was unexpected\)|[Uu]nknown (?:argument|parameter)s?:? '?(\w+)"
-                      r"|extra fields? not permitted: '?(\w+)")
-
-
-_MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'|'(\w+)' is a required property"
-                      r"|[Mm]issing (?:required )?(?:argument|parameter|field)s?:? '?(\w+)|Optional parameter '(\w+)' not provided")
-
-
-_VALUE = re.compile(r"(?:[Ii]nvalid|[Ii]ncorrect) (?:value|type) for (?:parameter|argument) '?(\w+)|type checking failed for parameter '(\w+)'")
-
-
+_UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'|\('(\w+)' was unexpected\)"
+                      r"|[Uu]nknown (?:argument|parameter)s?:? '?(\w+)|extra fields? not permitted: '?(\w+)")
+_MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'"
+                      r"|'(\w+)' is a required property|Optional parameter '(\w+)' not provided"
+                      r"|[Mm]issing (?:required )?(?:argument|parameter|field)s?:? '?(\w+)")
+_VALUE = re.compile(r"(?:[Ii]nvalid|[Ii]ncorrect) (?:value|type) for (?:parameter|argument) '?(\w+)"
+                    r"|type checking failed for parameter '(\w+)'")
 _EXTRA = re.compile(r"Unexpected parameter: '?(\w+)")
 
 
 def _named(pattern: re.Pattern, text: str) -> str | None:
+    "Return the name that the first group of a match holds; None without a match."
     match = pattern.search(text)
     return next(g for g in match.groups() if g) if match else None
 
@@ -149,6 +148,21 @@ def refused_value(error: str):
         return None
 
 
+def described_form(schema: dict, error: str) -> str:
+    "Return the form in which the schema's description wants a value."
+    about, given = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". "), refused_value(error)
+    if isinstance(given, str) and given and given.lower() in about.lower():
+        return f"in another form than `{given}`, though its description names it"
+    return f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
+
+
+def wanted_type(schema: dict, error: str) -> str | None:
+    "Return the type that the error asks for, or else the schema."
+    if wanted := re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error):
+        return f"{wanted[1]} of {wanted[2]}" if wanted[2] else wanted[1]
+    return kind if isinstance(kind := schema.get("type"), str) else None
+
+
 def value_line(
     tool: str | None,
     name: str,  # of the argument
@@ -160,17 +174,12 @@ def value_line(
 ) -> str:
     "Say in which type and form a value must be given."
     schema = schema if isinstance(schema, dict) else {}
-    wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
-    about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
-    given = refused_value(error)
-    if kind is None and isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
-        form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"
-    elif form is None and isinstance(given, str) and given and given.lower() in about.lower():
-        form = f"in another form than `{given}`, though its description names it"
-    form = form or (f"in exactly the form of its description ({about})" if about else "in the form that its schema describes")
-    kind = kind or (f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type"))
+    values = schema.get("enum")
+    if kind is None and isinstance(values, list) and len(values) <= 10:
+        form = f"as one of {', '.join(f'`{value}`' for value in values)}"
+    form, kind = form or described_form(schema, error), kind or wanted_type(schema, error)
     left_out = "" if required else ", or leave it out where the request does not ask for it"
-    return f"Give `{name}` of `{tool}` as {kind}, {form}{left_out}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}{left_out}."
+    return f"Give `{name}` of `{tool}`{f' as {kind},' if kind else ''} {form}{left_out}."
 
 # %% ../../nbs/hints/03_templates.ipynb #a3c821bb
 @_template("type_error")
@@ -190,8 +199,9 @@ def hint_type_error(context: HintContext) -> str | None:
     if (value := _named(_VALUE, text)) in properties:
         return value_line(context.tool_name, value, properties[value], text, value in required)
     if key := re.search(r"(Missing|Unexpected) dict key parameter: '([^'\n]{1,80})'", text):
-        return (f"A map among the arguments of `{context.tool_name}` {'lacks the key' if key[1] == 'Missing' else 'takes no key'} `{key[2]}`: "
-                "use exactly the keys that its description or the request names.")
+        fault = "lacks the key" if key[1] == "Missing" else "takes no key"
+        return (f"A map among the arguments of `{context.tool_name}` {fault} `{key[2]}`: use exactly the keys that its "
+                "description or the request names.")
     return diagnose(text) or f"{takes}; give each value in the type that is named."
 
 # %% ../../nbs/hints/03_templates.ipynb #95b5c646
@@ -200,19 +210,21 @@ def hint_json_decode(context: HintContext) -> str | None:
     "Say how to write a call that parses."
     text = context.error_message
     if re.search(r"[Ff]ailed to decode|decoder_failed", text):
-        return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
+        return ("Answer with the tool calls themselves in the required format, and with no text around them or in "
+                "their place.")
     if diagnosis := diagnose(text):
         return diagnosis
+    if re.search(r"SQL|query", unwrap(text)[:200]):
+        return "Write one complete SQL statement and nothing else."
     tool = f" of `{context.tool_name}`" if context.tool_name else ""
     fields = arguments_line(context.tool_schema)
     lacks = re.search(r"[Mm]issing required (?:fields?|keys?|properties): ([\w, ]+\w)", text)
     keys = f", with the keys {fields}" if fields else f", also with {lacks[1]}" if lacks else ""
-    if re.search(r"SQL|query", unwrap(text)[:200]):
-        return "Write one complete SQL statement and nothing else."
     if not (tool or keys or "JSON" in text):  # a turn without a call, and no word of what it should have been
-        return ("Answer in exactly the form that the instructions ask for: one tool call (where the task is done, the one that ends it), "
-                "or the whole answer in the notation that they name.")
-    what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call
+        return ("Answer in exactly the form that the instructions ask for: one tool call (where the task is done, the "
+                "one that ends it), or the whole answer in the notation that they name.")
+    called = context.tool_name or context.tool_schema
+    what = f"arguments{tool}" if called else "whole answer"
     return (f"Write the {what} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
             f"in strings as \\n, every bracket closed, no comments and no trailing commas.")
 
@@ -229,8 +241,12 @@ def hint_repeated_failure(context: HintContext) -> str | None:
     cause = context.site.cause if context.site else None
     first = dispatch(cause, context) if cause else diagnose(context.error_message)
     known = sentences(first)[:1] if first and knows(cause, first) else []
-    same = "" if known or not context.error_message.strip() else f" (`{shorten(failure_gist(unwrap(context.error_message)), 160).replace('`', chr(39))}`)"
-    return " ".join([*known, f"Several attempts have failed in the same way{same}: change the approach, and look at what is really there before acting again."])
+    same = ""
+    if not known and context.error_message.strip():
+        line = shorten(failure_gist(unwrap(context.error_message)), 160).replace("`", "'")
+        same = f" (`{line}`)"
+    change = "change the approach, and look at what is really there before acting again."
+    return " ".join([*known, f"Several attempts have failed in the same way{same}: {change}"])
 
 # %% ../../nbs/hints/03_templates.ipynb #fb5aa844
 @_template("long_explanation")

@@ -76,7 +76,8 @@ def register_support(
 ) -> Callable:  # a decorator of functions of some of (student, teacher, labels, k) to ids (..., k)
     "Register a support, replacing one of the same name. Raises `InputProblem` for a function with other parameters."
     def add(pick):
-        if unknown := [asked for asked in signature(pick).parameters if asked not in ("student", "teacher", "labels", "k")]:
+        known = ("student", "teacher", "labels", "k")
+        if unknown := [asked for asked in signature(pick).parameters if asked not in known]:
             raise InputProblem(f"support {name!r} asks for {unknown[0]!r}; name its parameters from student, teacher, "
                                "labels and k.")
         SUPPORTS[name] = pick
@@ -283,8 +284,8 @@ def counted_rows(
     student_logits: torch.Tensor,  # (..., vocab)
     teacher_logits: torch.Tensor,  # (..., vocab)
     labels: torch.Tensor | None,  # (...) predicted ids, -100 where they do not count; None: all count
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:  # (n, vocab) twice, (n,) or None, and their mask (...)
-    "Return the counted rows of both sides, their labels and their mask. Raises `InputProblem` for shapes that do not fit."
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:  # (n, vocab) twice, (n,) or None, mask (...)
+    "Return the counted rows of both sides, their labels and mask. Raises `InputProblem` for shapes that do not fit."
     _same_shape(student_logits, teacher_logits)
     if labels is None:
         counted = torch.ones(student_logits.shape[:-1], dtype=torch.bool, device=student_logits.device)

@@ -47,8 +47,8 @@ class Generation:
     results: Sequence[Sequence[ToolResult]] = ()  # of each row's environment, there
     rewards: list[float | None] = field(default_factory=list)  # weighted sum; None where no function scored the row
     learns: list[bool] = field(default_factory=list)  # whether channel 2 learns from a row
-    further: list[RolloutTree] = field(default_factory=list)  # of segments after each row's first, row by row, where there is a channel
-    all_rewards: torch.Tensor | None = None  # (n,) of all devices, groups one after the other; NaN where no function scored the row
+    further: list[RolloutTree] = field(default_factory=list)  # of segments after each row's first, row by row
+    all_rewards: torch.Tensor | None = None  # (n,) of all devices, groups one after the other; NaN where a row has none
     first: int = 0  # number of its first row among those of all devices
 
     @property
@@ -85,8 +85,8 @@ def rollout_columns(
     filler: int,  # token id that fills, masked, the row of an episode that broke before its first token
 ) -> dict[str, list[list]]:
     "Convert rollouts to what TRL's `rollout_func` returns."
-    rows = [(r.prompt_ids or (filler,), r.completion_ids or (filler,), r.logprobs or (0.0,), r.segments[0].learnt_mask or (0,))
-            for r in rollouts]
+    rows = [(r.prompt_ids or (filler,), r.completion_ids or (filler,), r.logprobs or (0.0,),
+             r.segments[0].learnt_mask or (0,)) for r in rollouts]
     return {name: [list(row) for row in column] for name, column in
             zip(("prompt_ids", "completion_ids", "logprobs", "env_mask"), zip(*rows))}
 
@@ -99,8 +99,9 @@ def completion_turns(
 
     Where an agent wrote a prompt of its own, the completion begins with the first sampled turn."""
     head = list(chat_turns(prompt, strict=True))
-    begins = len(head) <= len(trace.turns) and all(t.role == h.role and t.content.startswith(h.content) for t, h in zip(trace.turns, head))
-    return trace.turns[len(head) if begins else next(iter(trace.sampled_turns), len(trace.turns)):]
+    same = all(turn.role == h.role and turn.content.startswith(h.content) for turn, h in zip(trace.turns, head))
+    first = len(head) if same and len(head) <= len(trace.turns) else next(iter(trace.sampled_turns), len(trace.turns))
+    return trace.turns[first:]
 
 # %% ../../nbs/training/14_episodes.ipynb #7ab1c0e2
 @contextmanager
@@ -179,4 +180,5 @@ def within_positions(
     if not over:
         return tree, 0
     refused = tuple(Refusal(b.turn, f"its hinted branch is longer than the model's {limit} positions") for b in over)
-    return replace(tree, branches=tuple(b for b in tree.branches if b not in over), refused=(*tree.refused, *refused)), len(over)
+    kept = tuple(b for b in tree.branches if b not in over)
+    return replace(tree, branches=kept, refused=(*tree.refused, *refused)), len(over)

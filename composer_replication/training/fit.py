@@ -6,7 +6,7 @@
 __all__ = ['fsdp_version', 'sharded_module', 'model_config', 'check_optimizer', 'check_adapter', 'check_new_adapter',
            'check_model', 'check_positions']
 
-# %% ../../nbs/training/08_fit.ipynb #829d2840
+# %% ../../nbs/training/08_fit.ipynb #ad947d0d
 import copy
 import os
 import warnings
@@ -44,8 +44,8 @@ def model_config(
     "Return a model's configuration. Raises as transformers does where it cannot be loaded."
     if not isinstance(model, str):
         return getattr(model, "config", None)
-    return AutoConfig.from_pretrained(model,
-                                      **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
+    given = {name: options[name] for name in ("revision", "trust_remote_code") if name in options}
+    return AutoConfig.from_pretrained(model, **given)
 
 
 def check_optimizer(
@@ -56,27 +56,32 @@ def check_optimizer(
     if config.optimizer is None:
         return
     zero = config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    shards = f"FSDP{version}" if (version := fsdp_version(config)) is not None else "ZeRO (DeepSpeed)" if zero else None
+    version = fsdp_version(config)
+    shards = f"FSDP{version}" if version is not None else "ZeRO (DeepSpeed)" if zero else None
     plugin("optimizer", config.optimizer).check_run(adapter, shards)
 
 
 def check_adapter(
     model: torch.nn.Module,  # a PEFT model around a causal LM, on any device, also on `meta`
 ) -> None:
-    "Raise `InputProblem` for an adapter on embeddings or the output head that the loss, or a loader of the result, would ignore."
+    "Raise `InputProblem` for an adapter on embeddings or output head that the loss, or who loads the result, ignores."
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import TrainableTokensWrapper
     plain = model.get_base_model()
     into, out = plain.get_input_embeddings(), plain.get_output_embeddings()
-    remedy = "leave the embeddings and the output head out of target_modules, modules_to_save and trainable_token_indices"
+    remedy = ("leave the embeddings and the output head out of target_modules, modules_to_save and "
+              "trainable_token_indices")
     if isinstance(out, BaseTunerLayer):
-        raise InputProblem("an adapter at the output head (lm_head) has no part in the loss, which reads the head's own weight", remedy)
+        raise InputProblem("an adapter at the output head (lm_head) has no part in the loss, which reads the head's "
+                           "own weight", remedy)
     if not getattr(plain.config.get_text_config(), "tie_word_embeddings", False):
         return
-    tokens = isinstance(into, TrainableTokensWrapper) and isinstance(out, TrainableTokensWrapper) and out.token_adapter.tied_adapter
-    if isinstance(into, BaseTunerLayer) or not (tokens or into.weight is out.weight):
-        raise InputProblem("the model's input and output embeddings are one weight (tie_word_embeddings), and the adapter changes one without "
-                           "the other, so that what samples or loads the merged weights is another model", remedy)
+    wrapped = isinstance(into, TrainableTokensWrapper) and isinstance(out, TrainableTokensWrapper)
+    tied = wrapped and out.token_adapter.tied_adapter
+    if isinstance(into, BaseTunerLayer) or not (tied or into.weight is out.weight):
+        raise InputProblem("the model's input and output embeddings are one weight (tie_word_embeddings), and the "
+                           "adapter changes one without the other, so that what samples or loads the merged weights is another "
+                           "model", remedy)
 
 
 def check_new_adapter(
@@ -86,7 +91,8 @@ def check_new_adapter(
 ) -> None:
     "Check an adapter as `check_adapter` does, before it is made or a weight is loaded."
     from peft import get_peft_model
-    shape, kind = copy.deepcopy(model_config(model, options)), AutoModelForCausalLM.from_config if isinstance(model, str) else type(model)
+    shape = copy.deepcopy(model_config(model, options))
+    kind = AutoModelForCausalLM.from_config if isinstance(model, str) else type(model)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # PEFT warns of what is refused here
         check_adapter(get_peft_model(kind(shape), copy.deepcopy(peft_config)))
@@ -114,9 +120,13 @@ def check_positions(
     limit = steady_positions(shape)
     if limit is None:
         return
-    name = f"{shape.model_type} with longrope or dynamic NTK scaling changes its rotary frequencies beyond {limit} tokens"
+    name = (f"{shape.model_type} with longrope or dynamic NTK scaling changes its rotary frequencies beyond {limit} "
+            "tokens")
     if config.max_completion_length >= limit:
-        raise InputProblem(f"{name}, and max_completion_length={config.max_completion_length} lets rollouts cross that: the trainer would score them by other "
-                           "frequencies than sampled them", f"set max_completion_length below {limit} less the prompt's tokens, or take a model with fixed frequencies")
+        raise InputProblem(f"{name}, and max_completion_length={config.max_completion_length} lets rollouts cross that: "
+                           "the trainer would score them by other frequencies than sampled them",
+                           f"set max_completion_length below {limit} less the prompt's tokens, or take a model with "
+                           "fixed frequencies")
     if config.use_vllm and not (config.vllm_max_model_length and config.vllm_max_model_length <= limit):
-        raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths", f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
+        raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths",
+                           f"set vllm_max_model_length to {limit} or less, or rollout to transformers")

@@ -28,7 +28,9 @@ from ..tree.pack import PackedBatch
 
 # %% ../../nbs/training/24_offline.ipynb #80cabf0e
 class OfflineTrainer(StepTrainer):
-    "Train on recorded traces alone. Raises as `ComposerReplicationTrainer`, and `InputProblem` for settings that count or read rollouts."
+    """Train on recorded traces alone.
+
+    Raises as `ComposerReplicationTrainer`, and `InputProblem` for settings that count or read rollouts."""
 
     pads_left = False
 
@@ -48,16 +50,20 @@ class OfflineTrainer(StepTrainer):
         args = args or ComposerReplicationConfig("composer-run")
         check_model(args, model, others.get("peft_config"))
         if setup is None:
-            setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces,
-                            trace_limit(max_trace_tokens, model_config(model, args.model_init_kwargs or {})), find_sites)
+            limit = trace_limit(max_trace_tokens, model_config(model, args.model_init_kwargs or {}))
+            setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces, limit,
+                            find_sites)
         self.traces, self.hint_source = setup.traces, setup.hint_source
+        none = "and recorded traces alone bring none"
         for wrong, what, remedy in (
-                (not setup.recorded, "there is nothing to train on", "pass train_dataset, or recorded traces and a channel that learns from them"),
-                (args.world_size > 1 or sharded_module(args), "recorded traces alone are trained on by one process", "start one, or name a task beside them"),
-                (args.max_steps < 1, "num_train_epochs counts rollouts, and recorded traces alone bring none", "set max_steps"),
-                (args.eval_strategy != "no", f"eval_strategy={str(args.eval_strategy.value)!r} plays rollouts, and recorded traces alone "
-                                             "bring none", "set it to 'no'"),
-                (args.kl_coef, f"kl_coef={args.kl_coef} measures rollouts, and recorded traces alone bring none", "set it to 0")):
+                (not setup.recorded, "there is nothing to train on",
+                 "pass train_dataset, or recorded traces and a channel that learns from them"),
+                (args.world_size > 1 or sharded_module(args), "recorded traces alone are trained on by one process",
+                 "start one, or name a task beside them"),
+                (args.max_steps < 1, f"num_train_epochs counts rollouts, {none}", "set max_steps"),
+                (args.eval_strategy != "no", f"eval_strategy={str(args.eval_strategy.value)!r} plays rollouts, {none}",
+                 "set it to 'no'"),
+                (args.kl_coef, f"kl_coef={args.kl_coef} measures rollouts, {none}", "set it to 0")):
             if wrong:
                 raise InputProblem(what, remedy)
         prompts = max(args.generation_batch_size // args.num_generations, 1)
@@ -67,12 +73,13 @@ class OfflineTrainer(StepTrainer):
     def _recorded_trees(self, step: int) -> list[Tree]:
         "Return the traces of one backward pass: traces of similar length, since rows are padded to the longest."
         passes, size = self.args.gradient_accumulation_steps, self.args.replay_batch_size
-        first = step % passes * size
-        trees = [tree for number in range(step - step % passes, step - step % passes + passes) for tree in super(OfflineTrainer, self)._recorded_trees(number)]
+        number = step % passes  # of the pass within its optimizer step
+        together = map(super()._recorded_trees, range(step - number, step - number + passes))
+        trees, first = [tree for some in together for tree in some], number * size
         return sorted(trees, key=lambda tree: len(tree.ids))[first:first + size]
 
     def _pack_recorded(self, step: int) -> PackedBatch:
-        "Pack the traces and note the tokens that all begin with: traces of one agent share its system message and its tools."
+        "Pack the traces and note the tokens that all begin with, as of one agent's system message and tools."
         batch = super()._pack_recorded(step)
         return replace(batch, shared=len(commonprefix([tree.ids for tree in batch.trees])))
 
@@ -83,5 +90,6 @@ class OfflineTrainer(StepTrainer):
         return self._summed_loss(model, inputs)
 
     def _total(self, part, terms) -> torch.Tensor:
-        nothing = next(p for p in self.student.parameters() if p.requires_grad).flatten()[0] * 0.0  # a graph for a pass without terms
+        trained = next(p for p in self.student.parameters() if p.requires_grad)
+        nothing = trained.flatten()[0] * 0.0  # a graph for a pass without terms
         return nothing + super()._total(part, terms)

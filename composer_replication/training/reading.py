@@ -22,7 +22,8 @@ from .kl import completion_logprobs
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import cache_inputs, forward_needed, prompts_once, trunk_cache, trunk_problem, trunk_tokens, way_name
+from ..tree.forward import (cache_inputs, forward_needed, prompts_once, trunk_cache, trunk_problem,
+                                               trunk_tokens, way_name)
 from ..tree.one_pass import forward_tree, one_pass
 from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
@@ -34,15 +35,15 @@ class Forward:
     "What is kept of one forward pass of a model, with the gradients of that pass."
 
     hidden: torch.Tensor | None = None  # (batch, time, hidden) last states
-    logprobs: torch.Tensor | None = None  # (batch, time - 1) of the next token at the sampling temperature, zero where not scored
+    logprobs: torch.Tensor | None = None  # (batch, time - 1) of the next token when sampled, zero where not scored
     cache: Cache | None = None  # keys and values of every layer, and states at the forks
-    branches: torch.Tensor | None = None  # (batch, branch_time, hidden) last states, where the pass has read them with the trunks
+    branches: torch.Tensor | None = None  # (batch, branch_time, hidden) last states, where the pass has read them
     twice: TwiceRead | None = None  # tokens of hinted turns, where the pass has read them for channel 2 too
 
 
 @contextmanager
 def watch_forward(
-    model: torch.nn.Module,  # as TRL calls it, with TRL's fused head: a transformers causal LM or a PEFT model around one
+    model: torch.nn.Module,  # as TRL calls it, with TRL's fused head: a causal LM of transformers, or PEFT's around one
     batch: PackedBatch | None,  # its branches will read the cache, which the pass then fills; None: no cache
 ) -> Iterator[Forward]:
     "Yield a `Forward`, which the next pass of the model fills."
@@ -77,8 +78,8 @@ class BackwardPass:
     batch: PackedBatch | None = None  # the rows' trees, each trunk where TRL has put it; None where no channel is on
     recorded: PackedBatch | None = None  # recorded traces with hinted turns or pairs
     distils: bool = True  # whether channel 2 acts in this optimizer step
-    old: torch.Tensor | None = None  # (batch, completion) log-probabilities of the policy that sampled; None: it is the student
-    teacher: tuple[torch.Tensor, LMHead] | None = None  # states (n, hidden) and head, for the tokens of the hinted turns
+    old: torch.Tensor | None = None  # (batch, completion) log-probabilities of what sampled; None: the student
+    teacher: tuple[torch.Tensor, LMHead] | None = None  # states (n, hidden) and head, at hinted turns
     forward: Forward | None = None  # the student's pass
     ways: set[str] = field(default_factory=set)  # of `WAYS`: how branches were read
 
@@ -109,14 +110,14 @@ class BackwardPass:
 
 
 def pack_rows(inputs: dict, pad: int) -> PackedBatch:
-    "Pack the rows' trees, each trunk where TRL has put it. Raises `AlignmentError` where the trunks are not TRL's own tokens."
+    "Pack the rows' trees, each trunk where TRL has put it. Raises `AlignmentError` for a trunk of other tokens."
     ids, rows = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1), inputs["composer_rows"]
     lead = (inputs["prompt_mask"] == 0).sum(1).tolist()
     batch = pack_trees([r.tree for r in rows], pad, lead, ids.shape[1]).to(ids.device)
     check_by_index(batch)
     for row in ((batch.input_ids != ids) & batch.attention_mask.bool()).any(1).nonzero()[:, 0].tolist():
-        raise AlignmentError(f"trace {rows[row].trace.trace_id!r}: its tree's trunk is not the rollout's own tokens; this is a "
-                             "fault of the trainer, please report it.")
+        raise AlignmentError(f"trace {rows[row].trace.trace_id!r}: its tree's trunk is not the rollout's own tokens; this "
+                             "is a fault of the trainer, please report it.")
     return batch
 
 # %% ../../nbs/training/18_reading.ipynb #109421e1
@@ -157,7 +158,7 @@ class Models:
         return prompts_once(model, width) if self.share_prompts else nullcontext()
 
     def logprobs(self, model, batches: Sequence[dict]) -> list[torch.Tensor]:
-        "Return a model's log-probabilities of the completions `(batch, completion)` of each of TRL's batches; no gradient."
+        "Return a model's log-probabilities `(batch, completion)` of the completions of TRL's batches; no gradient."
         scored = []
         for inputs in batches:
             with self.autocast(), self.prompts(model, inputs["prompt_ids"].shape[1]):
@@ -173,7 +174,9 @@ class Models:
         scored, = self.reference.read(lambda model: self.logprobs(model, batches))
         return scored
 
-    def read(self, model, part: BackwardPass, batch: PackedBatch, kinds: tuple[str, ...], whole: bool = False) -> Forward:
+    def read(
+        self, model, part: BackwardPass, batch: PackedBatch, kinds: tuple[str, ...], whole: bool = False
+    ) -> Forward:
         "Read trunks and branches of these kinds where one pass is cheaper, and note for the log which way is taken."
         once = bool(kinds) and not self.deepspeed and one_pass(model, batch, kinds, whole)
         part.ways |= {"once" if once else way_name(model)} if kinds else set()
@@ -192,24 +195,28 @@ class Models:
             forward = self.read(model, part, part.batch, ("hint", *ANSWERS))
             if forward.branches is None:
                 forward.hidden, forward.cache = forward_needed(model, part.batch)
-            part.batch = reference_logps(model, part.batch, forward.hidden, forward.cache, self.temperature, forward.branches)
+            part.batch = reference_logps(model, part.batch, forward.hidden, forward.cache, self.temperature,
+                                         forward.branches)
         states = self.behind_hints(model, part, part.batch, forward) if part.sites else None
         self.fill("teacher", model)
         return states
 
     def behind_hints(self, model, part: BackwardPass, batch: PackedBatch, forward: Forward | None) -> torch.Tensor:
-        "Return a teacher's states at the hinted turns; `forward` is the model's pass over the trunks, if there was one."
+        "Return a teacher's states at the hinted turns; `forward` is its pass over the trunks, if there was one."
         if forward is None or forward.cache is None and forward.branches is None:
             forward = self.read(model, part, batch, ("hint",))
-        return teacher_states(model, batch, forward.cache) if forward.branches is None else at(forward.branches, batch.sdpo_teacher)
+        if forward.branches is None:
+            return teacher_states(model, batch, forward.cache)
+        return at(forward.branches, batch.sdpo_teacher)
 
     def one_trunk(self, part: BackwardPass) -> bool:
-        "True where one pass over the trunks serves hints and pairs: the teacher is the reference, and two passes cost at least as much."
+        "True where the teacher is the reference, and one pass over the trunks for both costs no more than two."
         if self.reference is not self.teacher or not (part.sites and part.pairs):
             return False
         with evaluating((self.student,)):
             apart = trunk_tokens(part.batch, ("hint",)) + trunk_tokens(part.batch, ("chosen", "rejected"))
-            return trunk_problem(self.student) is None and not state_mixers(self.student) and trunk_tokens(part.batch, KINDS) <= apart
+            cheaper = trunk_tokens(part.batch, KINDS) <= apart
+            return trunk_problem(self.student) is None and not state_mixers(self.student) and cheaper
 
     def read_reference(self, part: BackwardPass) -> None:
         "Add the reference's log-probabilities of the pairs to the batches."
@@ -222,7 +229,8 @@ class Models:
             packed = getattr(part, name)
             if packed is not None and packed.pairs and packed.ref_logps is None:
                 forward = self.read(model, part, packed, ANSWERS)
-                setattr(part, name, reference_logps(model, packed, forward.hidden, None, self.temperature, forward.branches))
+                known = reference_logps(model, packed, forward.hidden, None, self.temperature, forward.branches)
+                setattr(part, name, known)
         self.fill("reference", model)
 
 # %% ../../nbs/training/18_reading.ipynb #0d15d5e7
@@ -233,7 +241,7 @@ def student_kinds(models: Models, batch: PackedBatch | None, sites: int) -> tupl
 
 
 def branches_cached(models: Models, part: BackwardPass | None = None) -> AbstractContextManager:
-    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, where branches of the pass will read it."
+    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, if branches read it."
     own = part is None or part.pairs or part.recorded is not None or (part.sites and not models.teacher.own_trunk)
     checkpoints = models.due("cache", own) and not models.deepspeed and checkpoints_layers(models.student)
     return keeping_cache(models.student) if checkpoints and keeps_cache(models.student) else nullcontext()
@@ -244,9 +252,10 @@ def _scored(models, part, divergence, read):
     if not (part.sites or part.pairs) or not models.own_head:
         return None, nullcontext()
     twice, selects = None, isinstance(divergence, Divergence) and divergence.support == "student_top_k"
-    if part.sites and selects and not models.entropy_bonus:  # no gradient reaches the entropies of tokens that are read twice
+    if part.sites and selects and not models.entropy_bonus:  # no gradient reaches entropies of what is read twice
         twice = TwiceRead(part.batch.sdpo_student, part.batch.sdpo_labels, divergence)
-    ratios = "old_per_token_logps" in part.inputs  # TRL takes the ratio at every token and masks afterwards: an unscored zero over a small probability overflows
+    # TRL takes the ratio at every token and masks afterwards: an unscored zero over a small probability overflows
+    ratios = "old_per_token_logps" in part.inputs
     mask = part.inputs["completion_mask"] if ratios else sampled_mask(part.inputs)
     scored = torch.zeros_like(part.batch.input_ids[:, 1:], dtype=torch.bool)
     scored[:, -mask.shape[1]:] = mask.bool()
@@ -257,7 +266,7 @@ def _scored(models, part, divergence, read):
 
 @contextmanager
 def student_pass(models: Models, part: BackwardPass, called: torch.nn.Module, divergence=None) -> Iterator[Forward]:
-    "Have the pass that TRL's loss makes within the block serve the channels: keep it, with a cache or states of the branches."
+    "Have the pass that TRL's loss makes within the block serve the channels: keep it, and a cache or branches' states."
     kinds = student_kinds(models, part.batch, part.sites)
     once = bool(kinds) and models.own_head and not models.share_prompts and one_pass(models.student, part.batch, kinds)
     batch = part.batch if kinds and not once and trunk_problem(models.student) is None else None

@@ -48,14 +48,14 @@ from ..tree.example import RolloutTree, target_hints, target_turns
 def episode_metrics(
     rollouts: Sequence[Rollout],  # of this device; all devices call it together
 ) -> tuple[dict[str, float], dict[str, float]]:  # further metrics, and TRL's own anew
-    "Return metrics of a generation's episodes. Raises `EnvironmentBroken` where none of them shows anything about the policy."
+    "Return metrics of a generation's episodes. Raises `EnvironmentBroken` where none shows anything about the policy."
     episodes = gather_object([(r.ending.value, r.sampled, dict(r.counts)) for r in rollouts])
     endings = Counter(ending for ending, *_ in episodes)
     if set(endings) <= set(UNSCORED):
         said = {Ending.ERROR: "ended with an error of its environment", Ending.TIMEOUT: "ran out of time"}
         ways, first = " or ".join(said[e] for e in UNSCORED if e in endings), rollouts[0]
-        raise EnvironmentBroken(f"every episode of this step {ways}, so nothing can be learnt, for example {first.trace.trace_id!r}: "
-                                f"{first.problem}; fix the environment, or allow more time.")
+        raise EnvironmentBroken(f"every episode of this step {ways}, so nothing can be learnt, for example "
+                                f"{first.trace.trace_id!r}: {first.problem}; fix the environment, or allow more time.")
     lengths = {"": [tokens for _, tokens, _ in episodes],
                "_terminated": [tokens for ending, tokens, _ in episodes if ending == Ending.DONE] or [0]}
     own = {f"completions/{name}{which}_length": float(value) for which, tokens in lengths.items()
@@ -79,7 +79,9 @@ def rollout_trees(
     trees, counts = [], Counter()
     for row, ((trace, ids, mask), keep, learn) in enumerate(zip(traces, kept, generation.learns)):
         for number, part in enumerate(trace.parts()):
-            sampled = segment_ids(part, generation.rollouts[row].more[number - 1], setup.chat) if number else (ids, mask)
+            sampled = ids, mask
+            if number:
+                sampled = segment_ids(part, generation.rollouts[row].more[number - 1], setup.chat)
             targets = target_turns(part, args.target_turns, args.seed, setup.find_sites) if learn else {}
             hints = target_hints(part, targets if keep else {}, hint_source)
             answers = pairs.get(trace.trace_id, ()) if keep and not number else ()
@@ -110,8 +112,9 @@ def keep_traces(
     rank: int,  # of this device
 ) -> None:
     "Write the traces, or one of them where a sample is due, for `composer-rl traces` to read."
-    steps = max(args.steps_per_generation * iterations // args.gradient_accumulation_steps, 1)  # optimizer steps of a generation
-    folder, due = Path(args.output_dir) / "rollouts", args.sample_every and not rank and -step % args.sample_every < steps
+    folder = Path(args.output_dir) / "rollouts"
+    steps = max(args.steps_per_generation * iterations // args.gradient_accumulation_steps, 1)  # of the optimizer
+    due = args.sample_every and not rank and -step % args.sample_every < steps
     if args.keep_rollouts or due:
         kept = traces()
     if due:
@@ -134,8 +137,9 @@ def advantages_with_kl(
     counted = gather(scored & output["completion_mask"].any(1))  # a masked row has no sampled tokens to measure a KL on
     every = gather(kl)
     mean = (every * counted).sum().item() / max(counted.sum().item(), 1)
-    advantages = kl_adjusted_advantages(gather(output["advantages"]), every, args.kl_coef, args.num_generations, counted)
-    return advantages[generation.here], mean
+    advantages = gather(output["advantages"])
+    adjusted = kl_adjusted_advantages(advantages, every, args.kl_coef, args.num_generations, counted)
+    return adjusted[generation.here], mean
 
 # %% ../../nbs/training/22_rollouts.ipynb #e3898215
 @contextmanager
@@ -158,16 +162,12 @@ def play_generation(prompts: list[list[dict]], trainer: "RolloutTrainer") -> dic
 
 # %% ../../nbs/training/22_rollouts.ipynb #5c0re001
 class RolloutTrainer(StepTrainer):
-    """Play the rows of a generation, score them, and make batches with trees of them.
+    """Play the rows of a generation, and score them.
 
-    Raises as `StepTrainer`, `EnvironmentBroken` where no episode shows anything, and `InputProblem` for episodes that it cannot train on."""
+    Raises as `StepTrainer`, and `EnvironmentBroken` where no episode shows anything about the policy."""
 
     factory: Callable | None = None  # makes environments for our loop; None: TRL's loop plays
     draw: TaskDraw | None = None  # tasks by difficulty instead of the data set's order
-    hint_source: HintSource | None = None  # channel 2
-    pair_source: PairSource | None = None  # channel 3: pairs at turns of the generation's own traces
-    levels_passes = False  # True: all devices make as many passes, which sharded weights need
-    sampling_checked = False  # True: the first rollouts' log-probabilities were compared with the trainer's
     generation: Generation | None = None  # the last one on this device
 
     @property
@@ -180,7 +180,7 @@ class RolloutTrainer(StepTrainer):
         return list(generation_traces(self.generation))
 
     def play(self, rows: Sequence[dict], names: Sequence[str]) -> list[Rollout]:
-        "Play one episode per row with the policy as it is now; the names are trace ids, and with the seed name all random numbers."
+        "Play one episode per row with the policy as it is; the names are trace ids, and with the seed name random numbers."
         with acting(self) as policy:
             return collect(policy, self.factory, rows, self.args.rollout_config, trace_ids=names)
 
@@ -196,32 +196,35 @@ class RolloutTrainer(StepTrainer):
 
     def _generate(self, prompts):
         environments = self.environments or [None] * len(prompts)
-        for row, environment in enumerate(environments):  # TRL looks a row's tools up by its environment's name: here its number
-            if isinstance(environment, TrlEpisodes):
+        for row, environment in enumerate(environments):
+            if isinstance(environment, TrlEpisodes):  # TRL finds a row's tools by its environment's name: its number
                 self._batch_environments[row], self._env_tools[row] = row, list(environment.tools)
         output, made = super()._generate(prompts), self.generation
         if self.factory:  # TRL has read each completion as one message; ours is a conversation
             nothing = [{"role": "assistant", "content": ""}]
             turns = (completion_turns(r.trace, prompt) for r, prompt in zip(made.rollouts, prompts))
             output = (*output[:3], [[t.to_message() for t in each] or nothing for each in turns], *output[4:])
-            metrics, (further, own) = self._metrics["train" if self.model.training else "eval"], episode_metrics(made.rollouts)
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            further, own = episode_metrics(made.rollouts)
             for name, value in further.items():
                 metrics[name].append(value)
             for name, value in own.items():
                 metrics[name][-1] = value
         else:
-            by_row = self.environment_factories is not None
-            made.tools = [self._env_tools[name] for name in self._batch_environments] if by_row else [self.tools] * len(prompts)
+            made.tools = [self.tools] * len(prompts)
+            if self.environment_factories:
+                made.tools = [self._env_tools[name] for name in self._batch_environments]
             made.results = [one.results if isinstance(one, TrlEpisodes) else () for one in environments]
         made.prompts = prompts
         made.prompt_ids, made.completion_ids, made.mask, made.completions = output[:4]
         return output
 
     def _calculate_rewards(self, inputs, *given):
-        per_function, made, gather = super()._calculate_rewards(inputs, *given), self.generation, self.accelerator.gather
+        per_function = super()._calculate_rewards(inputs, *given)
+        made, gather = self.generation, self.accelerator.gather
         if self.factory:
-            failed = torch.tensor([r.ending in UNSCORED and r.reward is None for r in made.rollouts], device=per_function.device)
-            per_function[gather(failed)] = float("nan")
+            failed = [r.ending in UNSCORED and r.reward is None for r in made.rollouts]
+            per_function[gather(torch.tensor(failed, device=per_function.device))] = float("nan")
         made.score(per_function, self.reward_weights)
         if not self.model.training:
             return per_function
@@ -234,26 +237,33 @@ class RolloutTrainer(StepTrainer):
         self.health.note(equal_groups=equal, episodes=len(rewards), unscored=int(rewards.isnan().sum()), called=called)
         if self.draw:
             own = per_function[:, self.reward_func_names.index("environment_reward")].tolist()
-            self.draw.record(gather_object([row["task_id"] for row in inputs]), [None if math.isnan(r) else r for r in own])
+            tasks = gather_object([row["task_id"] for row in inputs])
+            self.draw.record(tasks, [None if math.isnan(r) else r for r in own])
         return per_function
 
 # %% ../../nbs/training/22_rollouts.ipynb #b6bbea68
 class TreeTrainer(RolloutTrainer):
     """Turn scored rollouts into batches with trees, and take the loss of each.
 
-    Raises as `RolloutTrainer`, and `TeacherCheckProblem`."""
+    Raises as `RolloutTrainer`, `TeacherCheckProblem`, and `InputProblem` for episodes that it cannot train on."""
+
+    hint_source: HintSource | None = None  # channel 2
+    pair_source: PairSource | None = None  # channel 3: pairs at turns of the generation's own traces
+    levels_passes = False  # True: all devices make as many passes, which sharded weights need
+    sampling_checked = False  # True: the first rollouts' log-probabilities were compared with the trainer's
 
     def _generate_and_score_completions(self, inputs):
         made = self.generation = self._begin_generation(inputs)
         self.stage(f"step {self.state.global_step + 1}: playing {len(inputs)} episodes")
         output = super()._generate_and_score_completions(inputs)
         if self.args.mask_truncated_completions and self.factory:
-            mask_rows(output, torch.tensor([r.ending is Ending.DONE for r in made.rollouts], device=self.accelerator.device))
+            done = [r.ending is Ending.DONE for r in made.rollouts]
+            mask_rows(output, torch.tensor(done, device=self.accelerator.device))
             output["num_items_in_batch"] = self.accelerator.gather(sampled_mask(output).sum()).sum()
         return self._with_channels(output) if self.model.training else output
 
     def _with_channels(self, output: dict) -> dict:
-        "Add trees, reference log-probabilities and further segments, and leave out rows that a channel does not learn from."
+        "Add trees, the start's log-probabilities and further segments; leave out rows that are not learnt from."
         args, made, models = self.args, self.generation, self._models()
         check_segments(self, output, made.rollouts)
         if not self.sampling_checked and output.get("sampling_per_token_logps") is not None:
@@ -280,13 +290,15 @@ class TreeTrainer(RolloutTrainer):
         return with_segments(self, output, made.rollouts)
 
     def _trees(self, output: dict) -> list[RolloutTree]:
-        "Return one tree per row, with the pairs that the generation's own groups give; those of further segments go into `generation.further`."
+        "Return one tree per row, with pairs of its own group; those of further segments go into `generation.further`."
         args, rows, size, made = self.args, self.traces_played(), self.num_generations, self.generation
         group = [trace for trace, _, _ in rows]
         if len(rows) % size:  # rows of a group are on several devices
             group = gather_object(group)[made.here.start // size * size:-(-made.here.stop // size) * size]
-        scored = [trace for trace in group if trace.reward is not None]  # the others show what the environment did, not the policy
-        pairs = dict(zip((t.trace_id for t in scored), self.pair_source(scored))) if args.beta_replay and self.pair_source else {}
+        pairs = {}
+        if args.beta_replay and self.pair_source:
+            scored = [trace for trace in group if trace.reward is not None]  # others show no policy
+            pairs = dict(zip((trace.trace_id for trace in scored), self.pair_source(scored)))
         kept = output["completion_mask"].any(1).tolist()
         trees, counts = rollout_trees(made, rows, kept, pairs, self.hint_source, self.setup, args, self.student.config)
         if self.distils:
@@ -308,8 +320,9 @@ class TreeTrainer(RolloutTrainer):
         return inputs
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **others):
+        given = model, input_ids, attention_mask, logits_to_keep, *args
         with self._models().prompts(self.student, input_ids.shape[1] - logits_to_keep):
-            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, *args, **others)
+            return super()._get_per_token_logps_and_entropies(*given, **others)
 
     def _compute_loss(self, model, inputs):
         args, training, trl_loss = self.args, self.model.training, super()._compute_loss

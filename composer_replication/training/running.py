@@ -20,8 +20,8 @@ from trl import GRPOTrainer
 from ..core.errors import InputProblem, Problem
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
-from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because, last_complete_checkpoint, load_buffer,
-                                                      save_buffer)
+from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because,
+                                                      last_complete_checkpoint, load_buffer, save_buffer)
 from .config import ComposerReplicationConfig
 from .health import HealthCallback
 from .model_check import check_scoring
@@ -50,10 +50,12 @@ def loggable(messages):
             return call
         return call | {"function": call["function"] | {"arguments": as_object(call["function"].get("arguments"))}}
 
+    def with_calls(message):
+        return message | {"tool_calls": [one(call) for call in message["tool_calls"]]}
+
     if not isinstance(messages, list):
         return messages
-    return [message | {"tool_calls": [one(call) for call in message["tool_calls"]]} if message.get("tool_calls") else message
-            for message in messages]
+    return [with_calls(message) if message.get("tool_calls") else message for message in messages]
 
 # %% ../../nbs/training/20_running.ipynb #f0729eef
 class RankLost(Problem, RuntimeError):
@@ -71,9 +73,9 @@ def lost_rank(
         text = str(error)
         if not (isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text):
             raise
-        raise RankLost(f"another process of this run has ended, or did not answer within ddp_timeout={timeout:g} seconds "
-                       f"({text.strip().splitlines()[0][:120]}); look at the other processes' messages, and resume from the last "
-                       "checkpoint.") from error
+        raise RankLost(f"another process of this run has ended, or did not answer within ddp_timeout={timeout:g} "
+                       f"seconds ({text.strip().splitlines()[0][:120]})",
+                       "look at the other processes' messages, and resume from the last checkpoint") from error
 
 # %% ../../nbs/training/20_running.ipynb #5c151c1c
 def checkpoint_to_resume(
@@ -85,7 +87,8 @@ def checkpoint_to_resume(
     if not checkpoint:
         return None
     if reason := incomplete_because(checkpoint):
-        raise InputProblem(f"{checkpoint} cannot be resumed from: {reason}; take an earlier checkpoint, or True for the last complete one.")
+        raise InputProblem(f"{checkpoint} cannot be resumed from: {reason}",
+                           "take an earlier checkpoint, or True for the last complete one")
     return str(checkpoint)
 
 # %% ../../nbs/training/20_running.ipynb #ff55a877
@@ -110,7 +113,8 @@ class Resume(TrainerCallback):
     def _passes(self):
         "Return the passes of all processes together, by the setting that gives the number of each."
         args, processes = self.trainer.args, self.trainer.accelerator.num_processes
-        return {name: getattr(args, name) * processes for name in ("gradient_accumulation_steps", "steps_per_generation")}
+        names = ("gradient_accumulation_steps", "steps_per_generation")
+        return {name: getattr(args, name) * processes for name in names}
 
     def save(
         self,
@@ -138,33 +142,37 @@ class Resume(TrainerCallback):
         state = load_buffer(files[0])
         if state["processes"] == a.num_processes:
             if name := self._changed(state):
-                raise InputProblem(f"the checkpoint was made with another {name} than this run's {getattr(self.trainer.args, name)}", "set it back, or "
-                                   "begin a new run with the checkpoint as model")
+                now = getattr(self.trainer.args, name)
+                raise InputProblem(f"the checkpoint was made with another {name} than this run's {now}",
+                                   "set it back, or begin a new run with the checkpoint as model")
             return state
         return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
 
     def _changed(self, state) -> str | None:
-        "Return a setting with which all processes together make another number of backward passes than before, or None."
-        return next((name for name, passes in self._passes().items() if state.get("passes", {}).get(name) != passes), None)
+        "Return a setting with which all processes together make another number of backward passes than before."
+        before = state.get("passes", {})
+        return next((name for name, passes in self._passes().items() if before.get(name) != passes), None)
 
     def _shared_out(self, states):
         "Make one state of those that another number of processes wrote."
         now, then = self.trainer.accelerator.num_processes, len(states)
         if name := self._changed(states[0]):
-            raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
-                               f"same; set {name} so that it is, or resume with {then} processes.")
+            raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is "
+                               "no longer the same", f"set {name} so that it is, or resume with {then} processes")
         if any(state["buffer"] for state in states):
-            raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share; resume with {then} processes, "
-                               f"or from one that was saved between two generations.")
+            raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share",
+                               f"resume with {then} processes, or from one that was saved between two generations")
         losses, lasts = zip(*(state["since_log"] for state in states))
-        metrics = {name: [v for state in states for v in state["metrics"].get(name, ())] for name in states[0]["metrics"]}
-        return states[0] | {"step": states[0]["step"] * then // now, "since_log": (sum(losses) / then, lasts[0]), "metrics": metrics}
+        metrics = {name: [v for state in states for v in state["metrics"].get(name, ())]
+                   for name in states[0]["metrics"]}
+        step, since_log = states[0]["step"] * then // now, (sum(losses) / then, lasts[0])
+        return states[0] | {"step": step, "since_log": since_log, "metrics": metrics}
 
     def load(
         self,
         folder: str,  # of the checkpoint
     ) -> None:
-        "Load a checkpoint. Raises `InputProblem` for one of another trainer, or one that this number of processes cannot resume."
+        "Load a checkpoint. Raises `InputProblem` for another trainer's, or one that so many processes cannot resume."
         t, state = self.trainer, self._state(folder)
         t._step, self.since_log, t.evaluations = state["step"], state["since_log"], state.get("evaluations", 0)
         t._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
@@ -211,13 +219,13 @@ def unlogged(
 class RunTrainer(GRPOTrainer):
     """TRL's trainer with a teacher and a reference, checkpoints that resume to the bit, and warnings in the log.
 
-    Raises `InputProblem` for a checkpoint that was cut off, `RankLost` where another process has ended, and `TeacherCheckProblem`."""
+    Raises `RankLost` where another process has ended, `TeacherCheckProblem`, `InputProblem` for a damaged checkpoint."""
 
     _tag_names = ["trl", "grpo", "composer-replication"]
     _name = "Composer replication"
     held_out_rows = ()  # tasks to measure on
     pads_left = True  # rows of unequal prompts are padded in front
-    make_teacher, make_reference = staticmethod(make_teacher), staticmethod(reference_policy)  # other ones where the weights are sharded
+    make_teacher, make_reference = staticmethod(make_teacher), staticmethod(reference_policy)  # others if sharded
 
     def __init__(
         self,
@@ -237,7 +245,7 @@ class RunTrainer(GRPOTrainer):
         self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
         super().__init__(model, reward_funcs, args, train_dataset, processing_class=setup.tokenizer, **others)
         without_dropout(self.model)
-        if args.our_loop and setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
+        if args.our_loop and setup.chat is not None:  # our turns end where the template's do
             self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(setup.chat) - set(self.eos_token_ids))]
         place_tokens(self.student)
         check_scoring(self.student, self.pads_left, bool(args.channels))
@@ -250,7 +258,8 @@ class RunTrainer(GRPOTrainer):
             self.teacher = self.make_teacher(args.teacher, self.model, args.teacher_ema_rate)
         if args.kl_coef or kl_to_start or (args.beta_replay and args.replay_form == "dpo"):
             self.reference = self.make_reference(self.model, self.teacher)
-        for callback in (self.resume, self.interrupt, *([AfterStep(self.teacher)] if self.teacher else []), self.health):
+        after_step = [AfterStep(self.teacher)] if self.teacher else []
+        for callback in (self.resume, self.interrupt, *after_step, self.health):
             self.add_callback(callback)
 
     @property
@@ -261,7 +270,8 @@ class RunTrainer(GRPOTrainer):
     @property
     def distils(self) -> bool:
         "True where channel 2 acts in this optimizer step."
-        return self.args.alpha_sdpo > 0 and (self.args.sdpo_steps is None or self.state.global_step < self.args.sdpo_steps)
+        steps = self.args.sdpo_steps
+        return self.args.alpha_sdpo > 0 and (steps is None or self.state.global_step < steps)
 
     @property
     def divergence(self):
@@ -269,12 +279,13 @@ class RunTrainer(GRPOTrainer):
         return self.args.divergence(self.schedule.t if self.schedule else 1.0)
 
     def _check_teacher(self, trees: Sequence[Tree]) -> None:
-        "Check the teacher once, at the run's first hinted turns. Raises `TeacherCheckProblem` on all devices, if `teacher_check` is `stop`."
+        "Check the teacher once, at the first hinted turns. Raises `TeacherCheckProblem` if `teacher_check` is `stop`."
         if not trees or not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
             return
         with self.accelerator.autocast():
             measures = check_teacher(self.teacher, trees, self.setup.chat)
-        faults = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]  # None: no fault
+        of_devices = gather_object([(bool(measures), teacher_fault(measures))])
+        faults = [fault for had, fault in of_devices if had]  # None: no fault
         self.health.watch.teacher_checked = bool(faults)
         if fault := next((f for f in faults if f), None):
             if self.args.teacher_check == "stop":
@@ -282,10 +293,11 @@ class RunTrainer(GRPOTrainer):
             self.health.warn("teacher", fault)
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        "Train as transformers does; True goes on, if it can. Raises `InputProblem` for a checkpoint cut off, and for a folder in use."
+        "Train as transformers does; True goes on, if it can. Raises `InputProblem` for a damaged checkpoint or used folder."
         start = checkpoint_to_resume(self.args.output_dir, resume_from_checkpoint)
         try:
-            with lost_rank(self.args.ddp_timeout), holding(self.args.output_dir) if self.is_world_process_zero() else nullcontext():
+            held = holding(self.args.output_dir) if self.is_world_process_zero() else nullcontext()
+            with lost_rank(self.args.ddp_timeout), held:
                 return super().train(start, *args, **kwargs)
         finally:
             self.interrupt.restore()

@@ -29,12 +29,14 @@ def segment_columns(
     "Convert segments to rows of TRL's batch."
     def stacked(rows, left, value, kind=torch.long):
         wide = max(map(len, rows))
-        return torch.tensor([[value] * (wide - len(r)) * left + list(r) + [value] * (wide - len(r)) * (not left) for r in rows], dtype=kind,
-                            device=device)
+        fills = [[value] * (wide - len(row)) for row in rows]
+        whole = [[*fill, *row] if left else [*row, *fill] for row, fill in zip(rows, fills)]
+        return torch.tensor(whole, dtype=kind, device=device)
 
     prompts, completions = [s.prompt_ids for s in segments], [s.completion_ids for s in segments]
-    return {"prompt_ids": stacked(prompts, True, pad), "prompt_mask": stacked([[1] * len(p) for p in prompts], True, 0),
-            "completion_ids": stacked(completions, False, pad), "completion_mask": stacked([[1] * len(c) for c in completions], False, 0),
+    ones = lambda rows: [[1] * len(row) for row in rows]
+    return {"prompt_ids": stacked(prompts, True, pad), "prompt_mask": stacked(ones(prompts), True, 0),
+            "completion_ids": stacked(completions, False, pad), "completion_mask": stacked(ones(completions), False, 0),
             "tool_mask": stacked([s.learnt_mask for s in segments], False, 0),
             "sampling_per_token_logps": stacked([s.logprobs for s in segments], False, 0.0, torch.float)}
 
@@ -79,11 +81,14 @@ def check_segments(
     All processes raise together, since the next step waits for all of them."""
     args, some = trainer.args, any(gather_object([any(r.more for r in rollouts)]))
     for refused, why, remedy in (
-            (trainer.levels_passes, "their passes would differ between the devices of sharded weights", "leave fsdp out"),
-            ("ref_per_token_logps" in output, "TRL's reference reads the first alone", "set beta to 0, and kl_coef instead"),
+            (trainer.levels_passes, "their passes would differ between the devices of sharded weights",
+             "leave fsdp out"),
+            ("ref_per_token_logps" in output, "TRL's reference reads the first alone",
+             "set beta to 0, and kl_coef instead"),
             ("importance_sampling_ratio" in output, "TRL's correction for vLLM reads the first alone",
              "set vllm_importance_sampling_correction to false"),
-            (args.kl_coef and not args.kl_in_loss, "the reward counts the KL of the first alone", "set kl_estimator to k3"),
+            (args.kl_coef and not args.kl_in_loss, "the reward counts the KL of the first alone",
+             "set kl_estimator to k3"),
             (args.beta_replay and trainer.pair_source, "pairs are made of episodes of one segment",
              "set beta_replay to 0, or leave group and recovery out of replay_pairs")):
         if some and refused:
@@ -117,8 +122,9 @@ def with_segments(
         if "composer_rows" in whole:
             rows["composer_rows"] = trainer.generation.further
         whole |= joined([{name: part[name] for name in whole if name in rows} for part in (whole, rows)], pad)
-    size = len(rollouts) + most
-    kept = [*range(len(episode)), *[len(episode) - 1] * (size + -size % trainer.args.steps_per_generation - len(episode))]
+    size, last = len(rollouts) + most, len(episode) - 1
+    size += -size % trainer.args.steps_per_generation
+    kept = [*range(len(episode)), *[last] * (size - len(episode))]
     if len(kept) > len(episode):  # copies of the last row without anything to learn from fill the batches
         first, rows = len(episode), torch.tensor(kept, device=device)
         whole, episode = taken(whole, rows), episode[rows]
@@ -127,6 +133,7 @@ def with_segments(
             bare = whole["composer_rows"][row]
             whole["composer_rows"][row] = replace(bare, tree=replace(bare.tree, branches=(), refused=()))
     units = trainer.accelerator.reduce(torch.tensor([len(episode), len(rollouts)], device=device), "sum").tolist()
-    whole["advantages"] = whole["advantages"] * advantage_scale(episode, sampled_mask(whole).sum(1), *units, trainer.args.loss_type)
+    scale = advantage_scale(episode, sampled_mask(whole).sum(1), *units, trainer.args.loss_type)
+    whole["advantages"] = whole["advantages"] * scale
     whole["num_items_in_batch"] = trainer.accelerator.gather(sampled_mask(whole).sum()).sum()
     return whole

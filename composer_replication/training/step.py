@@ -77,7 +77,8 @@ def sdpo_term(step: OptimizerStep, part: BackwardPass) -> ChannelSum:
 def kl_term(step: OptimizerStep, part: BackwardPass) -> ChannelSum:
     "Compute the KL to the start at the sampled tokens."
     old = part.logprobs.detach() if part.old is None else part.old
-    kl = kl_loss_terms(part.logprobs, part.inputs["ref_logprobs"], old, step.args.kl_estimator) * sampled_mask(part.inputs)
+    kl = kl_loss_terms(part.logprobs, part.inputs["ref_logprobs"], old, step.args.kl_estimator)
+    kl = kl * sampled_mask(part.inputs)
     return ChannelSum(kl.sum(), 1, by_row=kl.detach().sum(1))
 
 
@@ -90,7 +91,8 @@ def pairs_term(
     "Compute channel 3's term on the pairs of a batch."
     models, args = step.models, step.args
     with models.autocast():
-        logps = pair_logps(models.student, batch, forward.hidden, forward.cache, own_logprobs, models.temperature, forward.branches)
+        logps = pair_logps(models.student, batch, forward.hidden, forward.cache, own_logprobs, models.temperature,
+                           forward.branches)
         return replay_sum(preference_loss(*logps, batch, args.replay_form, args.replay_dpo_beta), batch)
 
 # %% ../../nbs/training/21_step.ipynb #13b48f13
@@ -181,18 +183,21 @@ def check_finite(step: OptimizerStep, part: BackwardPass, terms: dict[str, Chann
 
 
 def note_pass(step: OptimizerStep, part: BackwardPass, terms: dict[str, ChannelSum]) -> None:
-    "Add the pass to the window; with `log_conflict`, compare the policy's and channel 2's gradients by a backward pass of the head alone."
+    """Add the pass to the window.
+
+    With `log_conflict`, compare the policy's and channel 2's gradients by a backward pass of the head alone."""
     stats, weights = step.window.stats, step.weights
     if step.args.log_conflict and part.sites:  # at the last hidden states of hinted turns' tokens
-        at = tuple(part.batch.sdpo_student.T)
-        policy, sdpo = (torch.autograd.grad(terms[name].total * weights[name], part.forward.hidden, retain_graph=True)[0][at]
+        at, hidden = tuple(part.batch.sdpo_student.T), part.forward.hidden
+        policy, sdpo = (torch.autograd.grad(terms[name].total * weights[name], hidden, retain_graph=True)[0][at]
                         for name in ("policy", "sdpo"))
-        passed = torch.tensor([(row.trace.reward or 0) > 0 for row in part.inputs["composer_rows"]], device=policy.device)
-        stats.update(conflict_sums(policy, sdpo, passed[at[0]]))
+        earned = [(row.trace.reward or 0) > 0 for row in part.inputs["composer_rows"]]
+        stats.update(conflict_sums(policy, sdpo, torch.tensor(earned, device=policy.device)[at[0]]))
     for name, term in terms.items():
         step.window.add(channel_of(name), term)
     step.window.add_rows(part.inputs.get("composer_rows", ()))
-    stats["recorded/without_reasoning"] += sum(len(without_reasoning(t)[0]) for t in part.recorded.trees) if part.recorded else 0
+    recorded = part.recorded.trees if part.recorded else ()
+    stats["recorded/without_reasoning"] += sum(len(without_reasoning(tree)[0]) for tree in recorded)
     stats.update(f"branches/{way}" for way in part.ways)
 
 
@@ -206,13 +211,13 @@ def end_step(step: OptimizerStep) -> tuple[dict[str, float], list[str]]:
 
 # %% ../../nbs/training/21_step.ipynb #3836630e
 class StepTrainer(RunTrainer):
-    "Compute the loss of all channels. Raises `AlignmentError` where a branch does not match its turn, and `NonFiniteLoss`."
+    "Compute the loss of all channels. Raises `NonFiniteLoss`, and `AlignmentError` for a branch off its turn."
 
     def _models(self) -> Models:
         a, deepspeed = self.args, self.is_deepspeed_enabled
         own_head = not (deepspeed or self.aux_loss_enabled or a.cast_lm_head_to_fp32)
-        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature, deepspeed, own_head,
-                      a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
+        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature,
+                      deepspeed, own_head, a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
 
     def _recorded_trees(self, step: int) -> list[Tree]:
         "Return the recorded traces of one backward pass on this device."
@@ -264,7 +269,7 @@ class StepTrainer(RunTrainer):
             self.stage(f"step {self.state.global_step + 1}: loss and backward")
             self.step = self._begin_step()
         step, part = self.step, self._begin_pass(inputs)
-        self._check_teacher(part.recorded.trees if part.recorded else ())  # the rollouts' were checked with their generation
+        self._check_teacher(part.recorded.trees if part.recorded else ())  # rollouts: with their generation
 
         def student_side():
             terms = channel_terms(step, part, lambda: self._policy_loss(model, part))

@@ -49,7 +49,7 @@ def kl_sums(
     batches = [_batch_of(segment, device) for segment in segments]
     start, now, sums = models.start_logprobs(*batches), models.own_logprobs(*batches), Counter()
     for segment, ours, theirs in zip(segments, now, start):
-        mask = torch.tensor([segment.completion_mask], device=device)
+        mask = torch.tensor([segment.completion_mask], device=ours.device)
         sums.update(kl=((ours - theirs) * mask).sum().item(), tokens=sum(segment.completion_mask))
     return sums
 
@@ -65,21 +65,24 @@ def for_our_loop(trainer: RolloutTrainer, rewards: list, others: dict) -> tuple[
     "Return the reward functions and TRL's other arguments for our loop."
     for name in ("tools", "rollout_func"):
         if others.get(name):
-            raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; give the "
-                               "environment the tools, or set rollout='trl'.")
+            raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; "
+                               "give the environment the tools, or set rollout='trl'.")
 
     def environment_reward(**row):
         return [rollout.reward for rollout in trainer.rollouts]
 
-    def episode_shaping(**row):  # what `shaped` takes from each episode's reward
-        return [None if r.reward is None else trainer.shaped(r.reward, r.reward, False, r.trace) - r.reward for r in trainer.rollouts]
+    def shaping(rollout):  # what `shaped` takes from the episode's reward
+        return trainer.shaped(rollout.reward, rollout.reward, False, rollout.trace) - rollout.reward
+
+    def episode_shaping(**row):
+        return [None if rollout.reward is None else shaping(rollout) for rollout in trainer.rollouts]
 
     own = [environment_reward, episode_shaping] if trainer.shaped else [environment_reward]
     return [*rewards, *own], others | {"rollout_func": play_generation}
 
 
 def check_run(
-    trainer: RolloutTrainer,  # before its own `__init__` of TRL
+    trainer: TreeTrainer,  # before TRL has made it
     args: ComposerReplicationConfig,
     train_dataset: Dataset,
     setup: Setup,
@@ -87,7 +90,8 @@ def check_run(
 ) -> None:
     "Raise `InputProblem` where data and settings of a run with rollouts do not fit together."
     sharded, unequal = sharded_module(args), args.channels or args.kl_coef or (trainer.factory and not args.use_vllm)
-    plain = isinstance(train_dataset, Dataset) and len(train_dataset) and isinstance(train_dataset[0].get("prompt"), str)
+    first = train_dataset[0] if isinstance(train_dataset, Dataset) and len(train_dataset) else {}
+    plain = isinstance(first.get("prompt"), str)
     for wrong, what, remedy in (
             (sharded and unequal and not trainer.levels_passes,
              "the weights are sharded by FSDP2, and the devices of this trainer would make different numbers of passes",
@@ -98,8 +102,9 @@ def check_run(
             ((trainer.draw or trainer.shaped) and trainer.factory is None,
              "curriculum and episode_reward read the episodes of our own rollout loop",
              "take a task with an environment, and rollout='transformers' or 'vllm'"),
-            (guard is not None and not (trainer.factory and trainer.held_out_rows), "the guard has nothing to measure on",
-             "pass held_out_rows and an environment_factory, or add a HeldOutGuardCallback with an evaluation of your own")):
+            (guard is not None and not (trainer.factory and trainer.held_out_rows),
+             "the guard has nothing to measure on", "pass held_out_rows and an environment_factory, or add a "
+             "HeldOutGuardCallback with an evaluation of your own")):
         if wrong:
             raise InputProblem(what, remedy)
     if trainer.held_out_rows:
@@ -109,7 +114,7 @@ def check_run(
 class ComposerReplicationTrainer(TreeTrainer):
     """GRPO, or another policy objective, with SDPO at error turns and trace-replay DPO in one step.
 
-    Raises `InputProblem` and `TemplateProblem` before any weight is loaded, then `AlignmentError`, `EnvironmentBroken`, `NonFiniteLoss`."""
+    Raises `InputProblem` and `TemplateProblem` before any weight is loaded, then as the classes before it."""
 
     def __init__(
         self,
@@ -118,9 +123,9 @@ class ComposerReplicationTrainer(TreeTrainer):
         args: ComposerReplicationConfig | None = None,
         train_dataset=None,  # rows with a conversational `prompt`; all columns reach the environment's `reset`
         processing_class: PreTrainedTokenizerBase | None = None,
-        environment_factory: Callable | None = None,  # makes environments of our or of TRL's kind; see `core.environment`
+        environment_factory: Callable | None = None,  # makes environments of our kind or TRL's; see `core.environment`
         hint_source: HintSource | None = None,  # channel 2: writes the hint of an error, as `default_composite()` does
-        pair_source: PairSource | None = None,  # channel 3: pairs at turns of the step's own traces, as `group_pairs` does
+        pair_source: PairSource | None = None,  # channel 3: pairs at the step's own turns, as `group_pairs` does
         traces: Sequence[TraceExample] = (),  # recorded: channel 2 at their error turns, channel 3 at their pairs
         replay_examples: Sequence[TraceExample] = (),  # channel 3: recorded traces for their pairs alone
         max_trace_tokens: int | None = None,  # of a recorded trace; what follows is cut at a turn's border
@@ -133,19 +138,21 @@ class ComposerReplicationTrainer(TreeTrainer):
         **others,  # as TRL's
     ):
         if train_dataset is None:
-            raise InputProblem("there are no tasks to play", "pass train_dataset, or take OfflineTrainer for recorded traces alone")
+            raise InputProblem("there are no tasks to play",
+                               "pass train_dataset, or take OfflineTrainer for recorded traces alone")
         args = args or ComposerReplicationConfig("composer-run")
         self.draw, self.shaped, self.held_out_rows = draw, shaped, list(held_out_rows)
-        self.factory = environment_factory if args.our_loop else None  # makes environments for our loop; None: TRL's loop plays
+        self.factory = environment_factory if args.our_loop else None
         check_model(args, model, others.get("peft_config"))
         check_positions(args, model)
         if setup is None:
             limit = trace_limit(max_trace_tokens, model_config(model, args.model_init_kwargs or {}))
-            setup = prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source, replay_examples,
-                            traces, limit, find_sites)
+            setup = prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source,
+                            replay_examples, traces, limit, find_sites)
         self.hint_source, self.pair_source = setup.hint_source, setup.pair_source
         check_run(self, args, train_dataset, setup, guard)
-        rewards = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
+        several = isinstance(reward_funcs, list | tuple)
+        rewards = list(reward_funcs) if several else [reward_funcs] if reward_funcs else []
         if self.factory is not None:
             rewards, others = for_our_loop(self, rewards, others)
         elif environment_factory:
@@ -160,12 +167,13 @@ class ComposerReplicationTrainer(TreeTrainer):
             self.add_callback(KeepsDraw(draw))
 
     def held_out(self, model=None, step: int = 0) -> dict[str, float | None]:
-        "Play the held-out tasks; return their mean reward as `held_out_score`, None where none was scored, and, with a reference, `kl` to the start in nats a token."
+        "Return `held_out_score`, held-out tasks' mean reward, None without one, and, with a reference, `kl` to it in nats a token."
         rank, devices, rows = self.accelerator.process_index, self.accelerator.num_processes, self.held_out_rows
         numbers = range(rank, len(rows), devices)
         self.stage(f"playing {len(numbers)} held-out tasks")
         rollouts = self.play([rows[n] for n in numbers], [f"held-out-rank0-{n}" for n in numbers])
-        sums, total = Counter(score=sum(r.reward or 0.0 for r in rollouts), scored=sum(r.reward is not None for r in rollouts)), Counter()
+        rewards, total = [r.reward for r in rollouts if r.reward is not None], Counter()
+        sums = Counter(score=sum(rewards, 0.0), scored=len(rewards))
         if self.reference is not None:
             segments = [segment for r in rollouts for segment in r.segments if segment.completion_ids]
             sums.update(kl_sums(self._models(), segments, self.accelerator.device))

@@ -50,7 +50,8 @@ def count_terms(trees: Iterable[Tree]) -> tuple[int, int]:
     return sum(len(b.ids) - b.start for b in branches if b.kind == "hint"), sum(b.kind == "chosen" for b in branches)
 
 # %% ../../nbs/training/19_window.ipynb #a8f1e625
-MEANS = ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")  # over tokens
+MEANS = ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
+         "cispo_clip_ratio")  # over tokens
 BOUNDS = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # over rows
 
 
@@ -58,14 +59,14 @@ BOUNDS = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # over rows
 class PassMeans:
     "Combine TRL's metrics of single backward passes into one mean over all tokens, however the rows were split."
 
-    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: value of each pass, and its tokens or rows
+    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: (value, tokens) by pass
 
     @contextmanager
     def of_pass(
         self,
         metrics: dict[str, list[float]],  # TRL's, from which the pass's values are taken
         tokens: float,  # that the pass scores, on all devices
-        sequences: tuple[float, float] | None = None,  # rows of the pass, and those with such tokens, where a ratio is of a whole row
+        sequences: tuple[float, float] | None = None,  # where a ratio is of a row: all, and those with tokens
     ) -> Iterator[None]:
         "Take the values that are logged within the block."
         known = {name: len(metrics.get(name, ())) for name in (*MEANS, *BOUNDS)}
@@ -73,7 +74,7 @@ class PassMeans:
         for name, count in known.items():
             if count < len(metrics.get(name, ())):
                 value, weight = metrics[name].pop(), tokens
-                if sequences and name in MEANS and "clip_ratio" in name:  # TRL counts rows without tokens as not clipped
+                if sequences and name in MEANS and "clip_ratio" in name:  # TRL takes rows without tokens as not clipped
                     rows, weight = sequences
                     value *= rows / max(weight, 1)
                 self.values.setdefault(name, []).append((value, weight))
@@ -88,7 +89,8 @@ class PassMeans:
             if scored and name in BOUNDS:
                 metrics[name].append(BOUNDS[name](value for value, _ in scored))
             elif scored:
-                metrics[name].append(sum(value * tokens for value, tokens in scored) / sum(tokens for _, tokens in scored))
+                weighted, weights = zip(*((value * tokens, tokens) for value, tokens in scored))
+                metrics[name].append(sum(weighted) / sum(weights))
         self.values = {}
 
 # %% ../../nbs/training/19_window.ipynb #67270b5c
@@ -106,7 +108,8 @@ def conflict_sums(
     both = (norms[0] > 0) & (norms[1] > 0)
     sums = {}
     for part, kept in zip(PARTS, (both, both & passed, both & ~passed)):
-        values = {"tokens": kept, "negative": kept & (inner < 0), "inner": inner * kept, "policy": norms[0] * kept, "sdpo": norms[1] * kept}
+        values = {"tokens": kept, "negative": kept & (inner < 0), "inner": inner * kept, "policy": norms[0] * kept,
+                  "sdpo": norms[1] * kept}
         sums |= {f"conflict/{part}{name}": value.sum().item() for name, value in values.items()}
     return sums
 
@@ -117,9 +120,11 @@ def conflict_metrics(
     "Return ratio, cosine, share and number of tokens, over all episodes and over passed and failed ones."
     metrics = {}
     for part in PARTS:
-        tokens, negative, inner, policy, sdpo = (sums.get(f"conflict/{part}{name}", 0.0) for name in ("tokens", "negative", "inner", "policy", "sdpo"))
+        names = ("tokens", "negative", "inner", "policy", "sdpo")
+        tokens, negative, inner, policy, sdpo = (sums.get(f"conflict/{part}{name}", 0.0) for name in names)
         if tokens:
-            values = {"norm_ratio": (sdpo / policy) ** 0.5, "cosine": inner / (policy * sdpo) ** 0.5, "share": negative / tokens, "tokens": float(tokens)}
+            values = {"norm_ratio": (sdpo / policy) ** 0.5, "cosine": inner / (policy * sdpo) ** 0.5,
+                      "share": negative / tokens, "tokens": float(tokens)}
             metrics |= {f"conflict/{part}{name}": value for name, value in values.items()}
     return metrics
 
@@ -177,19 +182,22 @@ class Window:
         self,
         channels: Iterable[str],  # "sdpo" and "replay": those that are on
     ) -> dict[str, float]:  # by metric
-        "Return means over tokens, pairs or devices; all devices call it together. (TRL has divided its loss by the number of passes.)"
+        "Return means over tokens, pairs or devices; all devices call it together. (TRL has divided its own.)"
         stats, devices = Counter(), gather_object([dict(self.stats)])
         for device_stats in devices:
             stats.update(device_stats)
-        metrics = {"policy/loss": stats["policy/total"] / len(devices), "policy/seconds": stats["policy/seconds"] / len(devices)}
+        metrics = {"policy/loss": stats["policy/total"] / len(devices),
+                   "policy/seconds": stats["policy/seconds"] / len(devices)}
         counts = {"sdpo": self.tokens, "replay": self.pairs}
         for channel in channels:
             metrics |= {f"{channel}/loss": stats[f"{channel}/total"] / max(counts[channel], 1.0),
-                      f"{channel}/seconds": stats[f"{channel}/seconds"] / len(devices), f"{channel}/tokens": stats[f"{channel}/tokens"]}
+                        f"{channel}/seconds": stats[f"{channel}/seconds"] / len(devices),
+                        f"{channel}/tokens": stats[f"{channel}/tokens"]}
         if "sdpo" in channels:
-            metrics |= {name: float(stats[name]) for name in ("sdpo/sites", "sdpo/excluded", *sorted(stats)) if
-                      name in ("sdpo/sites", "sdpo/excluded") or name.startswith("sdpo/layer_")}
-            metrics |= {f"sdpo/{name}": stats[f"sdpo/{name}"] / self.tokens for name in ("gap", "clipped") if self.tokens}
+            layers = [name for name in sorted(stats) if name.startswith("sdpo/layer_")]
+            metrics |= {name: float(stats[name]) for name in ("sdpo/sites", "sdpo/excluded", *layers)}
+            means = ("gap", "clipped") if self.tokens else ()
+            metrics |= {f"sdpo/{name}": stats[f"sdpo/{name}"] / self.tokens for name in means}
         if "replay" in channels:
             metrics["replay/pairs"] = self.pairs
             metrics |= {f"replay/{name}": stats[f"replay/{name}"] / self.pairs for name in ("accuracy", "margin")

@@ -22,7 +22,7 @@ PARTS = {
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (14, 1900, {"core", "tree"}, {"transformers"}),
     "hints.layers": (60, 6985, {"core", "hints", "traces"}, set()),
-    "traces.read": (45, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "traces.read": (45, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),

@@ -76,8 +76,9 @@ class ShardedModels(Models):
 
     def logprobs(self, model, batches):
         "Score the batches, and add idle passes up to the most batches of any device."
+        most = most_of(len(batches), model.device) if is_sharded(self.trained) else 0  # before passes, whose number differs
         scored = super().logprobs(model, batches)
-        for _ in range(most_of(len(batches), model.device) - len(batches) if is_sharded(self.trained) else 0):
+        for _ in range(most - len(batches)):
             idle_pass(model)
         return scored
 
