@@ -21,7 +21,7 @@ PARTS = {
     "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (60, 6985, {"core", "hints", "traces"}, set()),
+    "hints.layers": (61, 7060, {"core", "hints", "traces"}, set()),
     "traces.read": (45, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
