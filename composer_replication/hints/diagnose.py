@@ -36,14 +36,16 @@ class Rule:
     "A wording of an error text, and the hint for it."
 
     pattern: re.Pattern
-    hint: str | Callable[[re.Match], str]  # {1} is what the pattern's first group found; a function writes the whole sentence
+    hint: str | Callable[[re.Match], str]  # {1} is what the first group found; a function writes the whole sentence
     installation: bool = False  # something is not installed or has another version
     names_query: bool = False  # of a program with several queries, its last line tells which
     asks_caller: bool = False  # the line of the file that was run says more than the one that failed
 
     def sentence(self, match: re.Match) -> str:
         "Return the hint for a match. Braces in what was matched are the error's own."
-        return self.hint(match) if callable(self.hint) else re.sub(r"\{(\d)\}", lambda m: _part(match[int(m[1])]), self.hint)
+        if callable(self.hint):
+            return self.hint(match)
+        return re.sub(r"\{(\d)\}", lambda m: _part(match[int(m[1])]), self.hint)
 
 
 def _part(matched: str | None) -> str:
@@ -80,8 +82,10 @@ def _not_found(match: re.Match) -> str:
 
 # %% ../../nbs/hints/01_diagnose.ipynb #bed423f2
 _WRITTEN = {"sql_near": _sql_near, "one_liner": _one_liner, "not_found": _not_found}  # sentences that are computed
-RULES = {name: [Rule(re.compile(row["pattern"], flags), row.get("hint") or _WRITTEN[row["by"]], **{k: v for k, v in row.items() if v is True})
-                for row in _TABLE[name]] for name, flags in (("sql", re.S), ("python", re.M), ("code", re.M), ("service", re.M | re.I))}
+_FLAGS = {"sql": re.S, "python": re.M, "code": re.M, "service": re.M | re.I}
+RULES = {group: [Rule(re.compile(row["pattern"], flags), row.get("hint") or _WRITTEN[row["by"]],
+                      **{name: value for name, value in row.items() if value is True})
+                 for row in _TABLE[group]] for group, flags in _FLAGS.items()}
 _SPAN = 2000  # characters read at each end of an error text
 _NODE = re.compile(r"Node\.js v\d|^\s+at [^\n]*:\d+:\d+\)?$|^(?:Uncaught )?(?:ReferenceError: |SyntaxError: (?:Unexpected (?:token|end of|identifier|string)|Invalid or unexpected)"
                    r"|TypeError: (?:Cannot (?:read|set) propert|\S+ is not (?:a function|iterable)|Assignment to constant))", re.M)
@@ -90,7 +94,8 @@ _COMPILER = re.compile(r"\.[A-Za-z]\w{0,4}(?::\d+:\d+|\(\d+,\d+\))|\berror(?: TS
 
 def _first_fit(text: str, groups: Iterable[str]) -> tuple[Rule, re.Match] | None:
     "Return the first rule of these groups of `RULES` that fits a text, and its match."
-    return next(((rule, match) for group in groups for rule in RULES[group] if (match := rule.pattern.search(text))), None)
+    return next(((rule, match) for group in groups for rule in RULES[group]
+                 if (match := rule.pattern.search(text))), None)
 
 
 def _fit(error: str) -> tuple[str, tuple[Rule, re.Match] | None]:
@@ -103,7 +108,8 @@ def _fit(error: str) -> tuple[str, tuple[Rule, re.Match] | None]:
         line = text[max(text.rfind('File "', 0, text.rfind(line)), 0):]
     groups = [name for name in RULES if not (name == "python" and _NODE.search(text))]
     of_line = _first_fit(line, groups) if line and line != text else None
-    return text, of_line or _first_fit(text, [name for name in groups if not (name == "service" and _COMPILER.search(text))])
+    return text, of_line or _first_fit(text, [
+        name for name in groups if not (name == "service" and _COMPILER.search(text))])
 
 
 _FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in [^\n]*\n\s+(\S[^\n]*)', re.M)

@@ -18,7 +18,8 @@ from ..core.named import imported
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintGenerator, name_of
 from .diagnose import unwrap
-from .leak_check import refusal, without_action
+from .echo import without_action
+from .leak_check import refusal
 from .templates import dispatch, knows
 from ..traces.failure import failure_part
 from ..core.trace import ERROR_KINDS, ErrorSite, HintContext, Trace

@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.hints.leak_check import MIN_CHARS, leaks, refusal, repeats, seen_before, without_action
+from composer_replication.hints.echo import without_action
+from composer_replication.hints.leak_check import MIN_CHARS, leaks, refusal, repeats, seen_before
 from composer_replication.hints.text import call_text
 
 PATCH = """diff --git a/shop/price.py b/shop/price.py
