@@ -201,7 +201,7 @@ def _run(recipe, tell, watch, kind):
     check_engine(recipe.config)
     check_folder(recipe)
     asked, prepared = recipe.arguments, None
-    if asked.record or asked.forks:  # what they play is prepared after it; what can be refused is refused before a stage begins
+    if asked.record or asked.forks:  # what they play is prepared after it; what can be refused is refused before
         run_data(_without_writer(recipe))
     else:
         prepared = prepare_run(recipe)
@@ -212,9 +212,12 @@ def _run(recipe, tell, watch, kind):
         trainer.remove_callback(printing)
     trainer.add_callback(StepLog(tell))
     if trainer.is_world_process_zero():
-        named = replace(recipe, arguments=replace(recipe.arguments, task=asked.task, tasks=asked.tasks))  # that `recorded_start` took out
-        rows = [{"task_id": trace.task_id} for trace in latest_traces(trainer) if trace.task_id] if isinstance(trainer, OfflineTrainer) else trainer.train_dataset
-        record = write_record(named, rows, len(trainer.held_out_rows or trainer.eval_dataset or ()), run_facts(trainer))
+        as_asked = replace(recipe.arguments, task=asked.task, tasks=asked.tasks)  # `recorded_start` took them out
+        rows = trainer.train_dataset
+        if isinstance(trainer, OfflineTrainer):
+            rows = [{"task_id": trace.task_id} for trace in latest_traces(trainer) if trace.task_id]
+        held_out = len(trainer.held_out_rows or trainer.eval_dataset or ())
+        record = write_record(replace(recipe, arguments=as_asked), rows, held_out, run_facts(trainer))
         for callback in (CardCallback(record), *watch(trainer, record)):
             trainer.add_callback(callback)
     start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None

@@ -43,7 +43,8 @@ def warm_up_data(
     a = recipe.arguments
     held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
     files = warm_up_settings(a.warm_up).traces
-    return recorded_traces(files, held_out, recipe.formats) if files else [], lambda traces: without_held_out(traces, held_out)
+    traces = recorded_traces(files, held_out, recipe.formats) if files else []
+    return traces, partial(without_held_out, held_out=held_out)
 
 
 def warmed(
@@ -53,7 +54,8 @@ def warmed(
     "Return the recipe with the warm-up's checkpoint as its model. Raises `InputProblem`."
     if recipe.arguments.warm_up is None:
         return recipe
-    folder = str(warm_up_checkpoint(recipe, lambda: (start_model(recipe), recipe_tokenizer(recipe)), tell, *warm_up_data(recipe)))
+    load = lambda: (start_model(recipe), recipe_tokenizer(recipe))
+    folder = str(warm_up_checkpoint(recipe, load, tell, *warm_up_data(recipe)))
     return replace(recipe, arguments=replace(recipe.arguments, model=folder), model=replace(recipe.model, model_name_or_path=folder))
 
 # %% ../../nbs/recipes/15_stages.ipynb #67d2f84e
@@ -75,7 +77,7 @@ def progress(
 
 @contextmanager
 def _so_far(recipe: Recipe, path: Path) -> Iterator[Path]:
-    "Yield a file beside a stage's own for what has ended so far. It is removed once all has; unless a run resumes, it begins empty."
+    "Yield a file for what has ended so far, which is removed once all has; unless a run resumes, it begins empty."
     file = path.with_suffix(".part.jsonl")
     if not recipe.arguments.resume:
         file.unlink(missing_ok=True)
@@ -84,7 +86,7 @@ def _so_far(recipe: Recipe, path: Path) -> Iterator[Path]:
 
 
 def _start_episodes(recipe, tasks, tell, so_far):
-    "Return the start model's traces of the training tasks, in order; each goes into the file as it ends, and none in it is played again."
+    "Return the start model's traces of the tasks, in order; each goes into the file as it ends, none in it is played again."
     names = [trace_id for _, trace_id in episode_names(tasks.train)]
     traces = {trace.trace_id: trace for trace in map(Trace.from_json, appended_rows(so_far)) if trace.trace_id in names}
     left = {name: row for name, row in zip(names, tasks.train) if name not in traces}
@@ -98,7 +100,8 @@ def _start_episodes(recipe, tasks, tell, so_far):
 
     if left:
         policy = TransformersPolicy(start_model(recipe).eval(), recipe_tokenizer(recipe), "start")
-        played = collect(policy, episode_factory(recipe, tasks), [*left.values()], recipe.config.rollout_config, trace_ids=[*left], each=ended)
+        played = collect(policy, episode_factory(recipe, tasks), [*left.values()], recipe.config.rollout_config,
+                         trace_ids=[*left], each=ended)
         traces |= {rollout.trace.trace_id: rollout.trace for rollout in played}
     return [traces[name] for name in names]
 
@@ -107,9 +110,10 @@ def recorded_start(
     recipe: Recipe,  # with the warm-up's checkpoint as its model
     tell: Callable[[dict], None] = lambda logged: None,  # called ten times with the number of episodes that have ended
 ) -> Recipe:
-    """With `record`, play the start model's episodes into output_dir's start.jsonl and return a recipe that trains on them; else return it unchanged.
+    """With `record`, play the start model's episodes into start.jsonl, and return a recipe that trains on them.
 
-    An episode that has ended is on the disk: a resumed run plays the others. Raises `RecipeProblem` if a resumed run's start.jsonl holds episodes of other tasks."""
+    An episode that has ended is on the disk: a resumed run plays the others. Raises `RecipeProblem` if a resumed run's
+    start.jsonl holds episodes of other tasks."""
     a, path = recipe.arguments, Path(recipe.config.output_dir, "start.jsonl")
     if not a.record:
         return recipe

@@ -98,7 +98,7 @@ def make_gate(
     prices: Mapping[str, Price],  # of the teachers, by name
     min_votes: int = 2,  # as `extract_dpo_pairs`
 ) -> Gate:
-    "Make a gate for a panel, cheapest teacher first. Raises `InputProblem` for an unknown name and for more votes than teachers."
+    "Make a gate for a panel, cheapest teacher first. Raises `InputProblem` for an unknown name or too few teachers."
     if name == "everyone":
         return Everyone(list(prices))
     if name != "sure":

@@ -157,7 +157,7 @@ class HeldOutGuardCallback(TrainerCallback):
     def __init__(
         self,
         guard: HeldOutGuard,
-        evaluate: Callable[[Any, int], Mapping[str, float | None]],  # (model, step) -> held_out_score, None where no task was scored, and, where wanted, kl
+        evaluate: Callable[[Any, int], Mapping[str, float | None]],  # (model, step) -> held_out_score, None: nothing scored; kl
         every_steps: int,  # optimizer steps between evaluations; the last step has one too
     ):
         if every_steps < 1:
@@ -222,7 +222,8 @@ class HeldOutGuardCallback(TrainerCallback):
         "Count an evaluation in which nothing was scored: the environment or its judge failed, not the policy."
         state.log_history.append({"step": state.global_step, "epoch": state.epoch, "guard/unscored": 1.0})
         if state.is_world_process_zero:
-            print(f"The guard skips step {state.global_step}: nothing was scored; look at what the environment says.", file=sys.stderr)
+            print(f"The guard skips step {state.global_step}: nothing was scored; look at what the environment says.",
+                  file=sys.stderr)
 
     def _store(self, state):
         state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}

@@ -167,7 +167,7 @@ class ComposerReplicationTrainer(TreeTrainer):
             self.add_callback(KeepsDraw(draw))
 
     def held_out(self, model=None, step: int = 0) -> dict[str, float | None]:
-        "Return `held_out_score`, held-out tasks' mean reward, None without one, and, with a reference, `kl` to it in nats a token."
+        "Return `held_out_score`, the mean reward, None without one, and, with a reference, `kl` to it in nats a token."
         rank, devices, rows = self.accelerator.process_index, self.accelerator.num_processes, self.held_out_rows
         numbers = range(rank, len(rows), devices)
         self.stage(f"playing {len(numbers)} held-out tasks")

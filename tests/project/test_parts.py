@@ -21,8 +21,8 @@ PARTS = {
     "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (14, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (60, 6985, {"core", "hints", "traces"}, set()),
-    "traces.read": (45, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
+    "hints.layers": (61, 7060, {"core", "hints", "traces"}, set()),
+    "traces.read": (46, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
