@@ -229,9 +229,9 @@ class BranchLayout:
             shown = [s & (at - far < window) for s, far in zip(shown, (time, self.position[:, None, keys]))]
         return torch.cat(shown, -1)
 
-    def mask(self, dtype: torch.dtype, *of: Any, **options: Any) -> torch.Tensor:
+    def mask(self, dtype: torch.dtype, trunk: torch.Tensor, window: int | None = None, piece: slice = slice(None)):
         "Return `visible` as attention adds it to its scores, `(rows, 1, piece, time + keys)`."
-        visible = self.visible(*of, **options)[:, None]
+        visible = self.visible(trunk, window, piece)[:, None]
         keys = -(-visible.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
         mask = torch.zeros(*visible.shape[:3], keys, dtype=dtype, device=visible.device)
         return mask[..., :visible.shape[3]].masked_fill_(~visible, torch.finfo(dtype).min)
