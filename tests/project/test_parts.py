@@ -21,8 +21,8 @@ PARTS = {
     "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (61, 7060, {"core", "hints", "traces"}, set()),
-    "traces.read": (45, 5300, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "hints.layers": (61, 7090, {"core", "hints", "traces"}, set()),
+    "traces.read": (45, 5320, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
@@ -31,7 +31,7 @@ PARTS = {
     "replay.client": (17, 2035, {"core", "replay"}, set()),
     "replay.pool": (19, 2300, {"core", "replay"}, set()),
     "rollout.protocols": (14, 1815, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (52, 5890, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "replay.pairs": (52, 5915, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 
