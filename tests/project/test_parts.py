@@ -31,7 +31,7 @@ PARTS = {
     "replay.client": (17, 2035, {"core", "replay"}, set()),
     "replay.pool": (19, 2300, {"core", "replay"}, set()),
     "rollout.protocols": (14, 1815, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (52, 5890, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "replay.pairs": (52, 5915, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 

@@ -6,14 +6,16 @@ import os
 import threading
 import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 from chats import answered, asked, says
 
-from composer_replication.core.trace import Trace, TraceProblem, Turn, UnknownRole
+from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn, UnknownRole
 from composer_replication.traces.export import write_traces
+from composer_replication.traces.formats.base import OF_CALL, OF_TRACE, OF_TURN, checked
 from composer_replication.traces.read import read_traces
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
@@ -252,3 +254,23 @@ def test_records_of_no_format_hide_no_damage(tmp_path):
     assert len(traces) == 2 and [problem.role for problem in roles] == ["known trace format"] * 2
     assert len(problems) == 4 and "1 more record is of no known trace format" in problems[-1].what
     assert all(str(problem).startswith(f"{file}, line 1: ") for problem in problems)
+
+
+CALLED = Turn("assistant", "x", tool_calls=(ToolCall("f", {}, "c"),), token_ids=(1,), logprobs=(-0.5,))
+WRONG = [(field, [], "the trace") for field in OF_TRACE] + [(field, [], "message -1") for field in OF_TURN]
+WRONG += [(field, [], "a call of message -1") for field in OF_CALL]
+SAMPLED = [("token_ids", (-1,)), ("forced", (0.5,)), ("logprobs", ("x",)), ("logprobs", ())]
+WRONG += [(field, value, "message -1") for field, value in SAMPLED]
+
+
+@pytest.mark.parametrize("field,value,where", WRONG)
+def test_a_field_of_a_wrong_type_is_named(field, value, where):
+    trace = Trace("t", (Turn("user", "Go."), CALLED))
+    assert checked(trace) is trace
+    if where == "the trace":
+        trace = replace(trace, **{field: value})
+    else:
+        changed = {"tool_calls": (replace(CALLED.tool_calls[0], **{field: value}),)} if "call" in where else {field: value}
+        trace = replace(trace, turns=(trace.turns[0], replace(CALLED, **changed)))
+    with pytest.raises(TypeError, match=f"^`{field}` of {'' if field == 'source_index' else where}"):
+        checked(trace)

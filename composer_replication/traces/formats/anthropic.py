@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..error_detectors import CLEAN, Detection, observed, register_detector
 from ..chat.fields import as_list, as_text, text_of
 from ..chat.turns import chat_turns, is_chat
-from .base import attempt, new_trace, register_format
+from .base import new_trace, reading, register_format
 from ...core.trace import Trace, TraceProblem, Turn
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #600588e8
@@ -86,7 +86,7 @@ def read_hosted(
         rows = list(hosted_messages([(position, event) for position, r in lines if (event := hosted_event(r))]))
         turns = tuple(replace(turn, source_index=rows[turn.source_index][0]) for turn in chat_turns([row for _, row in rows]))
         return Trace(trace_id, turns, format="anthropic")
-    yield from attempt(read, "this session", lines[0][0] + 1)
+    yield from reading(read, "this session", lines[0][0] + 1)
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #54d3e72a
 NO_FAILURES = ("no_spans_added", "no_tests")

@@ -23,7 +23,7 @@ from ..failure import failure_lines
 from ..chat.fields import as_text
 from ..chat.messages import message_turns
 from ..chat.results import result_content
-from .base import attempt, register_format
+from .base import reading, register_format
 from ...core.trace import Trace, TraceProblem, Turn
 
 # %% ../../../nbs/traces/formats/05_claude_code.ipynb #24bd1e2d
@@ -197,7 +197,7 @@ def read_session(lines: Sequence[Line], trace_id: str) -> Iterator[Trace | Trace
             yield TraceProblem(f"{len(lost)} {'line names a parent that is' if len(lost) == 1 else 'lines name parents that are'} not in the file, "
                                "each was linked to the line before it", "export the session again if lines are missing", line=lost[0] + 1)
         for number, tree in enumerate(trees(joined), 1):
-            yield from attempt(partial(session_trace, tree, trace_id, number, agent), "this session", tree[0][0] + 1, None)
+            yield from reading(partial(session_trace, tree, trace_id, number, agent), "this session", tree[0][0] + 1, without_answer="skip")
 
 
 def session_trace(tree: Sequence[Line], trace_id: str, number: int, agent: str = "") -> Trace:

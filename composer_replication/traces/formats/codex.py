@@ -16,7 +16,7 @@ from ..error_text import kind_of
 from ...core.trace import Trace, TraceProblem, Turn
 from ..chat.fields import as_text
 from ..chat.results import result_content
-from .base import attempt, register_format
+from .base import reading, register_format
 from .responses import item_turns
 
 # %% ../../../nbs/traces/formats/14_codex.ipynb #c242800f
@@ -81,7 +81,7 @@ def read_rollout(
                      source=as_text(meta.get("cwd")))
 
     for number, items in enumerate(parts, 1):
-        yield from attempt(partial(read, number, items), "this rollout", lines[0][0] + 1, None)
+        yield from reading(partial(read, number, items), "this rollout", lines[0][0] + 1, without_answer="skip")
 
 
 SANDBOXED = re.compile(r"failed in sandbox \w+ with execution error: .*?exit code: (-?\d+), stdout: (.*), stderr: (.*)", re.S)

@@ -14,7 +14,7 @@ from ...core.trace import Trace, TraceProblem, Turn
 from ..chat.fields import as_list, as_text
 from ..chat.messages import named_call
 from ..chat.results import flag_of, result_content
-from .base import attempt, register_format
+from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/21_copilot_cli.ipynb #b126c08f
 FAMILIES = "session", "user", "assistant", "tool", "system", "subagent", "hook", "skill", "permission", "model", "abort"
@@ -85,4 +85,4 @@ def read_copilot(
         return Trace(session + name, tuple(copilot_turns(part)), model=as_text(model), format="copilot-cli", source=as_text(place.get("cwd")))
 
     for name, part in sorted(parts.items(), key=lambda one: one[0].startswith("/")):
-        yield from attempt(partial(read, name, part), "this session", lines[0][0] + 1, None)
+        yield from reading(partial(read, name, part), "this session", lines[0][0] + 1, without_answer="skip")

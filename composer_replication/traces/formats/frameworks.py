@@ -15,7 +15,7 @@ from ...core.trace import Trace, TraceProblem
 from ..chat.fields import as_text, text_of
 from ..chat.results import result_content
 from ..chat.turns import chat_turns
-from .base import attempt, new_trace, register_format
+from .base import new_trace, reading, register_format
 
 # %% ../../../nbs/traces/formats/25_frameworks.ipynb #ca6577d1
 def pydantic_messages(row: dict) -> Iterator[dict]:
@@ -103,7 +103,7 @@ def histories(value: Any) -> list[dict] | None:
 def read_rows(lines: Sequence[tuple[int, dict]], trace_id: str) -> Iterator[Trace | TraceProblem]:
     "Yield the trace of a history that is written a message a line."
     rows = [row for _, row in lines]
-    yield from attempt(lambda: read_framework({"messages": rows}, trace_id), "this history", lines[0][0] + 1)
+    yield from reading(lambda: read_framework({"messages": rows}, trace_id), "this history", lines[0][0] + 1)
 
 
 @register_format("frameworks", lambda record: history_in(record) is not None, unpack=histories)

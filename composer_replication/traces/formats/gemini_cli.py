@@ -13,7 +13,7 @@ from typing import Any
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..chat.fields import as_list, as_text, text_of
 from ..chat.results import result_content
-from .base import attempt, register_format
+from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/19_gemini_cli.ipynb #931dd723
 def response_text(result: Any) -> str:
@@ -107,4 +107,4 @@ def read_gemini(
         return Trace(head["sessionId"] or trace_id, tuple(gemini_turns([*kept.values()])), model=as_text(model), format="gemini-cli")
 
     for number, session in enumerate(sessions, 1):
-        yield from attempt(partial(read, *session), f"session {number}", lines[0][0] + 1)
+        yield from reading(partial(read, *session), f"session {number}", lines[0][0] + 1)

@@ -15,7 +15,7 @@ from ...core.trace import Trace, TraceProblem, Turn
 from ..chat.fields import as_text
 from ..chat.results import result_content
 from ..chat.turns import chat_turns, is_messages
-from .base import attempt, register_format
+from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/22_kimi_cli.ipynb #ef758a35
 CHAT_IDS = "session_id", "conversation_id", "thread_id", "chat_id", "trace_id"
@@ -64,7 +64,7 @@ def read_messages(
         return Trace(name, tuple(map(kimi_result, turns) if own else turns), format="kimi-cli" if own else "openai")
 
     for name, rows in chats.items():
-        yield from attempt(partial(read, name, rows), "this chat", rows[0][0] + 1)
+        yield from reading(partial(read, name, rows), "this chat", rows[0][0] + 1)
 
 # %% ../../../nbs/traces/formats/22_kimi_cli.ipynb #7c1e20ab
 WIRE = "TurnBegin", "TurnEnd", "StepBegin", "StepInterrupted", "ContentPart", "ToolCall", "ToolCallPart", "ToolResult", "SubagentEvent", "StatusUpdate", "CompactionBegin", "CompactionEnd"
@@ -146,4 +146,4 @@ def read_wire(
         return Trace(trace_id + name, tuple(wire_turns(events)), format="kimi-cli")
 
     for part in agents.items():
-        yield from attempt(partial(read, *part), "this session", lines[0][0] + 1)
+        yield from reading(partial(read, *part), "this session", lines[0][0] + 1)

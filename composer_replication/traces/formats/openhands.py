@@ -15,7 +15,7 @@ from ..calls_in_text import object_call
 from ..chat.fields import as_text, text_of, tool_of
 from ..chat.results import flag_of
 from ..chat.turns import chat_turns
-from .base import attempt, register_format
+from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #33d532e8
 RESULT_EVENTS = "ObservationEvent", "AgentErrorEvent", "UserRejectObservation", "UserRejectObservationEvent"
@@ -147,4 +147,4 @@ def read_events(
                      format="openhands")
 
     for number, part in enumerate(parts, 1):
-        yield from attempt(partial(read, number, *part), "this list of events", lines[0][0] + 1)
+        yield from reading(partial(read, number, *part), "this list of events", lines[0][0] + 1)

@@ -13,7 +13,7 @@ from functools import partial
 from ...core.trace import Segment, Trace, TraceProblem, Turn
 from ..chat.fields import as_text, text_of
 from ..chat.turns import UnknownTurn, chat_turns
-from .base import attempt, register_format
+from .base import reading, register_format
 from .claude_code import by_parents
 
 # %% ../../../nbs/traces/formats/24_pi.ipynb #6bb90024
@@ -102,4 +102,4 @@ def read_pi(
         return Trace(as_text(head.get("id")) or trace_id, tuple(turns), segments=segments, format="pi", model=as_text(model or head.get("model")),
                      source=as_text(head.get("cwd")))
 
-    yield from attempt(partial(read), "this session", lines[0][0] + 1)
+    yield from reading(partial(read), "this session", lines[0][0] + 1)

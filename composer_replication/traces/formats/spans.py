@@ -23,7 +23,7 @@ from ..chat.fields import TEXTS, as_text, tools_of
 from ..chat.messages import CALLS, THOUGHTS, plain_message, role_of
 from ..chat.results import result_content
 from ..chat.turns import CHATS, chat_turns
-from .base import attempt, register_format
+from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #63c09915
 def parsed(value: Any) -> Any:
@@ -375,4 +375,4 @@ def read_spans(
     for held in conversations(talking):
         name = held.spans[0].trace or trace_id
         numbers[name] += 1
-        yield from attempt(partial(read, name if numbers[name] == 1 else f"{name}/{numbers[name]}", held), "this conversation", held.spans[0].position + 1)
+        yield from reading(partial(read, name if numbers[name] == 1 else f"{name}/{numbers[name]}", held), "this conversation", held.spans[0].position + 1)
