@@ -74,7 +74,7 @@ def progress(
             tell({"stage": stage, "step": done, "of": of, "reward": sum(rewards) / done})
     return count
 
-
+# %% ../../nbs/recipes/15_stages.ipynb #a30b1224
 @contextmanager
 def _so_far(recipe: Recipe, path: Path) -> Iterator[Path]:
     "Yield a file for what has ended so far, which is removed once all has; unless a run resumes, it begins empty."

@@ -253,14 +253,12 @@ class RunTrainer(GRPOTrainer):
             raise InputProblem(f"share_prompts=True cannot be had here: {problem}", "leave share_prompts out")
         self.optimizer_cls_and_kwargs = args.own_optimizer(self.get_decay_parameter_names(self.model))
         self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
-        self.teacher = self.reference = None  # copies of the model at the start
-        if args.alpha_sdpo:
-            self.teacher = self.make_teacher(args.teacher, self.model, args.teacher_ema_rate)
+        self.teacher = self.make_teacher(args.teacher, self.model, args.teacher_ema_rate) if args.alpha_sdpo else None
+        self.reference = None  # as the teacher a copy of the model at the start
         if args.kl_coef or kl_to_start or (args.beta_replay and args.replay_form == "dpo"):
             self.reference = self.make_reference(self.model, self.teacher)
-        after_step = [AfterStep(self.teacher)] if self.teacher else []
-        for callback in (self.resume, self.interrupt, *after_step, self.health):
-            self.add_callback(callback)
+        for one in filter(None, (self.resume, self.interrupt, self.teacher and AfterStep(self.teacher), self.health)):
+            self.add_callback(one)
 
     @property
     def student(self) -> PreTrainedModel:
@@ -284,8 +282,7 @@ class RunTrainer(GRPOTrainer):
             return
         with self.accelerator.autocast():
             measures = check_teacher(self.teacher, trees, self.setup.chat)
-        of_devices = gather_object([(bool(measures), teacher_fault(measures))])
-        faults = [fault for had, fault in of_devices if had]  # None: no fault
+        faults = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]
         self.health.watch.teacher_checked = bool(faults)
         if fault := next((f for f in faults if f), None):
             if self.args.teacher_check == "stop":
