@@ -87,6 +87,7 @@ class Kept:
         from composer_replication.core.appended import appended_rows  # here: the help of commands starts faster
         from composer_replication.rollout.fork_result import ForkResult
         self.path, self.results = path, {}
+        path.parent.mkdir(parents=True, exist_ok=True)
         for row in appended_rows(path):
             with suppress(ValueError, TypeError, KeyError):  # of another version
                 result = ForkResult.from_row(row)
