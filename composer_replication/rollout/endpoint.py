@@ -311,7 +311,7 @@ class Application:
         return json_response({"input_tokens": await asyncio.to_thread(recorder.count, asked)})
 
     async def end(self, protocol, request: Request) -> Response:
-        "End a named episode, with the reward that it has earned."
+        "End a named episode, with the reward that it has earned; one that has spent its turns or tokens is scored, too."
         name = request.path_params["episode"]
         self.authorise(request, name)
         if name not in self.episodes.named:
@@ -319,7 +319,9 @@ class Application:
         body = await read_json(request, self.body_bytes)
         reward = _reward_of(body)
         episode = self.episodes.named[name]
-        episode.check()
+        episode.close_if_spent()
+        if episode.ending not in (None, Ending.TURNS, Ending.TOKENS) or episode.reward is not None:
+            episode.check()
         episode.end(Ending.DONE)
         episode.reward = reward
         await asyncio.to_thread(self.episodes.changed, episode)

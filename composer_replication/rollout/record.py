@@ -86,13 +86,16 @@ class RecordedEpisode:
         "Return the last answer to an equal request, for a client that says it repeats it; an equal request alone may want another."
         return next((answered for known, answered in reversed(self.answers.copy()) if known == asked), None)
 
+    def close_if_spent(self) -> None:
+        "End the episode where it has spent its turns or tokens."
+        if self.config is not None and self.sampled >= self.config.max_turns:
+            self.end(Ending.TURNS)
+        elif self.config is not None and self.used >= self.config.max_tokens:
+            self.end(Ending.TOKENS)
+
     def check(self) -> None:
         "Raise `Refused` where the episode has ended, or has spent its turns or tokens."
-        if self.ending is None and self.config is not None:
-            if self.sampled >= self.config.max_turns:
-                self.ending = Ending.TURNS
-            elif self.used >= self.config.max_tokens:
-                self.ending = Ending.TOKENS
+        self.close_if_spent()
         if self.ending is not None:
             raise Refused(410, "episode_ended", f"the episode {self.trace_id!r} has ended ({self.ending.value}); nothing more is sampled in it.")
 

@@ -131,7 +131,7 @@ class Killed:
         until(lambda: self.server.open == 0)
         until(lambda: not running(SLEEPS) and not running(str(self.state)))
         until(lambda: not any(self.state.glob("boxes/*")))
-        lines = set(self.kept.read_bytes().split(b"\n")[:-1])  # the last may be torn
+        lines = set((self.kept.read_bytes() if self.kept.exists() else b"").split(b"\n")[:-1])  # the last may be torn
         assert self.before <= lines
         self.before = lines
         return found | {"in the ledger": len(self.replies()), "branches": len(lines)}

@@ -262,6 +262,18 @@ def test_budgets_end_an_episode(policy):
         assert turns.sampled == 2 and [sum(c.mask) for c in turns.contexts] == [5, 5] and tokens.used == 12
 
 
+@pytest.mark.parametrize("limits, ending", [({"max_turns": 1}, Ending.TURNS), ({"max_tokens": 6}, Ending.TOKENS)])
+def test_an_episode_that_spent_its_limits_gets_the_reward_it_earned_once(policy, limits, ending):
+    episode = RecordedEpisode("spent", config=RolloutConfig(**{"max_turns": 9, "max_tokens": 500, "max_turn_tokens": 6} | limits))
+    with served(policy, episode) as client:
+        def ask():
+            return client.post("/e/spent/v1/chat/completions", json={"model": "m", "messages": HI}).status_code
+        assert ask() == 200 and ask() == 410
+        ended = client.post("/e/spent/end", json={"reward": 1.0})
+        assert (ended.status_code, episode.reward, episode.ending) == (200, 1.0, ending)
+        assert client.post("/e/spent/end", json={"reward": 0.0}).status_code == 410 and episode.reward == 1.0
+
+
 # ---- refusals in each protocol's form
 
 
