@@ -88,10 +88,11 @@ class RecordedEpisode:
 
     def close_if_spent(self) -> None:
         "End the episode where it has spent its turns or tokens."
-        if self.config is not None and self.sampled >= self.config.max_turns:
-            self.end(Ending.TURNS)
-        elif self.config is not None and self.used >= self.config.max_tokens:
-            self.end(Ending.TOKENS)
+        if self.ending is None and self.config is not None:
+            if self.sampled >= self.config.max_turns:
+                self.ending = Ending.TURNS  # not by `end`: a request that begins holds the lock
+            elif self.used >= self.config.max_tokens:
+                self.ending = Ending.TOKENS
 
     def check(self) -> None:
         "Raise `Refused` where the episode has ended, or has spent its turns or tokens."
