@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 
 import httpx2
@@ -73,12 +73,17 @@ class PaidEndpoint:
             from openai import AsyncOpenAI
         except ImportError:
             raise TeacherProblem("asking an endpoint needs the package openai", "pip install 'composer_replication[teachers]'") from None
-        async with (self._http, AsyncOpenAI(api_key="none", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
-                                            http_client=httpx2.AsyncClient(transport=self.attempts, trust_env=False)) as self._openai):
-            yield self
-        for _, entry, values in self.attempts.unwritten:
-            with suppress(LedgerProblem):
-                entry(*values)
+        try:
+            async with (self._http, AsyncOpenAI(
+                    api_key="none", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
+                    http_client=httpx2.AsyncClient(transport=self.attempts, trust_env=False)) as self._openai):
+                yield self
+        finally:  # also after a failure, or Ctrl-C
+            for _, entry, values in self.attempts.unwritten:
+                try:
+                    entry(*values)
+                except LedgerProblem as problem:
+                    logger.warning("the ledger does not take what %s answered: %s", self.endpoint.name, problem)
 
     async def answer(
         self,

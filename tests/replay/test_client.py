@@ -18,7 +18,7 @@ from composer_replication.replay.answer import is_model, read_answer, to_answer
 from composer_replication.replay.client import complete
 from composer_replication.replay.endpoint import Endpoint, read_key
 from composer_replication.replay.failures import may_be_billed, no_completion, read_failure
-from composer_replication.replay.ledger import BudgetReached, Ledger
+from composer_replication.replay.ledger import BudgetReached, Ledger, LedgerProblem
 from composer_replication.replay.prices import Price
 from composer_replication.replay.request import chat_body, request_key, request_text
 from composer_replication.replay.teachers import TeacherProblem, TraceState, trace_states
@@ -415,6 +415,24 @@ def test_nothing_of_the_environment_is_sent_but_the_key(monkeypatch):
     [request] = server.requests
     assert "somebody" not in str(request) and request.headers.keys() == {
         "host", "accept", "accept-encoding", "connection", "user-agent", "content-type", "content-length", "authorization"}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_the_ledger_did_not_take_is_given_to_it_again_after_a_failure_too(again, tmp_path, monkeypatch, caplog):
+    body, calls, fail = chat_body(ENDPOINT, [Turn("user", "Hello")], ()), [], Ledger.fail
+
+    def failing(ledger, *given):
+        calls.append(given)
+        if again or len(calls) == 1:
+            raise LedgerProblem("the disk is full")
+        fail(ledger, *given)
+
+    monkeypatch.setattr(Ledger, "fail", failing)
+    with BadServer(lambda r: failed(504)) as server, Ledger(tmp_path / "l", 1.0) as ledger:
+        with pytest.raises(TeacherProblem, match="HTTP 504"):
+            complete(replace(ENDPOINT, base_url=server.url, key_env=None), body, tries=1, ledger=ledger)
+        assert (len(calls), ledger.spent().in_flight) == (2, int(again))
+    assert ("the ledger does not take" in caplog.text) == again
 
 
 def test_complete_with_a_ledger_counts_every_attempt_and_asks_nothing_twice(tmp_path):
