@@ -240,6 +240,33 @@ def test_a_changed_file_is_another_subject(tmp_path):
         subject_of(SimpleNamespace(task_id="t", repo="repo", base_commit="sha256:" + "0" * 64), tmp_path / "store")
 
 
+@pytest.mark.parametrize("name", ["small", "Small", "small==1.2"])
+def test_a_local_folder_is_no_pinned_package(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(subjects, "download_source", lambda *given: sdist(tmp_path, SMALL))
+    local = prepare_subject(write(tmp_path / name, SMALL), tmp_path / "store")
+    package = prepare_subject("small==1.2", tmp_path / "store")
+    assert (local.source, package.source) == (name, "small==1.2") and local.sha256 != package.sha256
+    monkeypatch.setattr(subjects, "download_source", lambda *given: pytest.fail("it is in the store"))
+    assert prepare_subject("Small==1.2", tmp_path / "store") == package
+
+
+@pytest.mark.parametrize("kind", ["folder", "sdist", "name"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_tree_with_unopened_files_and_one_without_are_two_subjects(tmp_path, monkeypatch, kind, first):
+    monkeypatch.setattr(subjects, "download_source", lambda *given: sdist(tmp_path, SMALL))
+    specs = {"folder": write(tmp_path / "repo", SMALL), "sdist": sdist(tmp_path, SMALL), "name": "small==1.2"}
+    spec = specs[kind]
+    made = {whole: prepare_subject(spec, tmp_path / "store", whole) for whole in (first, not first)}
+    assert {whole: listed(subject) for whole, subject in made.items()} == {False: OPENED, True: sorted(SMALL)}
+    for whole, subject in made.items():
+        assert prepare_subject(spec, tmp_path / "store", whole) == subject
+        assert prepare_subject(subject.tree.parent, tmp_path / "store", whole) == subject  # a folder of the store
+        with pytest.raises(SubjectProblem, match="name the repository itself"):
+            prepare_subject(subject.tree.parent, tmp_path / "store", not whole)
+    task = SimpleNamespace(task_id="t", repo="repo", base_commit=made[False].base_commit)
+    assert subject_of(task, tmp_path / "store") == made[False]
+
+
 def test_another_version_of_the_shipped_repository_is_refused(tmp_path):
     task = SimpleNamespace(task_id="t", repo="larder", base_commit="sha256:" + "0" * 64)
     with pytest.raises(SubjectProblem, match="make the task again"):
