@@ -402,6 +402,41 @@ def test_a_requirement_that_names_an_address_runs_no_code_and_pip_sees_no_key(tm
     assert "HF_TOKEN" not in libraries._pip_environment() and "PIP_NO_INDEX" in libraries._pip_environment()
 
 
+SPY = """import os
+seen = [os.path.relpath(os.path.join(top, name), HOME) for top, _, names in os.walk(HOME) for name in names]
+with open(os.path.join(os.environ["TMPDIR"], "..", "seen"), "w") as file:
+    print(*(path for path in seen if not path.startswith(("venv", "wheels"))), file=file)
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    os.mkdir(os.path.join(folder, "small-1.2.dist-info"))
+    with open(os.path.join(folder, "small-1.2.dist-info", "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: small\\nVersion: 1.2\\n")
+    return "small-1.2.dist-info"
+
+def build_wheel(*given):
+    raise NotImplementedError
+"""
+
+
+@needs_sandbox
+def test_code_that_a_package_runs_in_pip_sees_nothing_of_the_home_folder(tmp_path, monkeypatch):
+    "Python, an index of archives and pip's settings may lie there: these alone stay."
+    secrets = dict.fromkeys((".ssh/id_ed25519", ".netrc", ".aws/credentials", "work/notes.txt"), "secret")
+    home = write(tmp_path / "home", secrets | {".config/pip/pip.conf": "[global]\ntimeout = 9\n", "wheels/none": ""})
+    (home / "venv").symlink_to(sys.prefix)
+    system = "[build-system]\nrequires = []\nbuild-backend = 'spy'\nbackend-path = ['.']\n"
+    sdist(home / "wheels", SMALL | {"pyproject.toml": system, "spy.py": f"HOME = {str(home)!r}\n{SPY}"})
+    monkeypatch.setattr(sys, "executable", str(home / "venv/bin" / Path(sys.executable).name))
+    monkeypatch.setattr(sys, "prefix", str(home / "venv"))
+    for name, value in {"HOME": home, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": home / "wheels"}.items():
+        monkeypatch.setenv(name, str(value))
+    work = tmp_path / "home/store"  # may lie there too
+    work.mkdir()
+    assert libraries.download_source("small==1.2", work).name == "small-1.2.tar.gz"
+    seen = (work / "seen").read_text().split()
+    assert ".config/pip/pip.conf" in seen and not set(secrets) & set(seen), seen
+
+
 STATED = {
     "setup.cfg": ("[options.extras_require]\ntest =\n    apart>=1\ndocs = sphinx\n", {}),
     "tox.ini": ("[testenv]\ndeps =\n    -r more.txt\n    apart\n    py311: other\ncommands = pytest\n", {}),
