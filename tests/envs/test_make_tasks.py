@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
 from composer_replication.core.deadline import OutOfTime, deadline, time_left
-from composer_replication.envs.deletion.judge.runner import PhaseResult, read_result
+from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem, read_result
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
-from composer_replication.envs.deletion.task import read_tasks, write_tasks
+from composer_replication.envs.deletion.task import read_tasks, task_to_row, write_tasks
 from composer_replication.envs.deletion.tasks import coverage, gates
 from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
@@ -42,6 +42,7 @@ from composer_replication.envs.deletion.tasks.select import (
     parse,
 )
 from composer_replication.envs.deletion.tasks.validate import contradictions
+from composer_replication.envs.deletion.unpack import SubjectProblem
 from composer_replication.sandbox.base import sandbox_problem
 
 REPOS = Path(composer_replication.__file__).parent / "data" / "repos"
@@ -213,6 +214,57 @@ def test_an_earlier_file_outlives_a_call_that_makes_nothing(tmp_path, store):
     out.write_text("kept\n")
     [report] = make_tasks([tmp_path / "absent"], out, store=store)
     assert not report.kept and out.read_text() == "kept\n"
+
+
+FAILURES = [
+    ("prepare_subject", SubjectProblem("it cannot be fetched")), ("prepare_subject", OutOfTime()),
+    ("prepare_subject", KeyError("x")), ("Journal", OSError("no space")),
+    ("measure_coverage", RunnerProblem("no tests run")), ("measure_coverage", OutOfTime()),
+    ("make_bench", OSError("no space")), ("find_targets", KeyError("x")), ("package_rows", OutOfTime()),
+]
+
+
+@pytest.mark.parametrize(("stage", "error"), FAILURES)
+def test_tasks_of_a_package_that_fails_later_stay(stage, error, tmp_path, monkeypatch):
+    "At each stage of the next run, and in the runs after it; another folder of the same name is another package."
+    [task, *_] = read_tasks(REPOS / "larder.tasks.jsonl")
+    failing: list[Path] = []
+
+    def put(name, result):
+        def call(given, *others):
+            package = given.stem if name == "Journal" else getattr(given, "spec", given).parent.name
+            if name == stage and package in {spec.parent.name for spec in failing}:
+                raise error
+            return result(given, *others)
+
+        monkeypatch.setattr(deletion, name, call)
+
+    def rows(bench, settings, known, on_try):
+        row = task_to_row(replace(task, task_id=bench.spec.parent.name, repo=bench.source))
+        return [] if known else [{"key": "f stub", "task": row}]
+
+    put("prepare_subject", lambda spec, store: SimpleNamespace(
+        spec=spec, source=spec.name, sha256=spec.parent.name, missing=(), notes=(), tree=Path(spec.parent.name, "tree"),
+        outcomes={}, coverage=None, seconds={}))
+    for name in ("measure_coverage", "make_bench"):
+        put(name, lambda subject, store: subject)
+    put("Journal", deletion.Journal)
+    put("find_targets", lambda subject, *settings: ([], []))
+    put("package_rows", rows)
+    specs, out = [tmp_path / "one/pack", tmp_path / "two/pack", tmp_path / "three/other"], tmp_path / "tasks.jsonl"
+
+    def run(specs):
+        reports = make_tasks(specs, out, Settings(), 1)
+        rows = json.loads(Path(f"{out}.report.json").read_text())
+        assert [row["notes"] for row in rows] == [report.notes for report in reports]
+        return {task.task_id for task in read_tasks(out)}, [note for row in rows for note in row["notes"] if "earlier" in note]
+
+    assert run(specs) == ({"one", "two", "three"}, [])
+    for failing[:] in (specs[:1], specs[:2], specs[2:], specs[:1]):
+        found, said = run(specs)
+        assert found == {"one", "two", "three"} and len(said) == len(failing) * (stage in ("prepare_subject", "Journal"))
+    failing.clear()
+    assert run(specs[1:]) == ({"two", "three"}, [])  # as asked
 
 
 RUN = """

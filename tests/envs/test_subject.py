@@ -240,6 +240,33 @@ def test_a_changed_file_is_another_subject(tmp_path):
         subject_of(SimpleNamespace(task_id="t", repo="repo", base_commit="sha256:" + "0" * 64), tmp_path / "store")
 
 
+@pytest.mark.parametrize("name", ["small", "Small", "small==1.2"])
+def test_a_local_folder_is_no_pinned_package(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(subjects, "download_source", lambda *given: sdist(tmp_path, SMALL))
+    local = prepare_subject(write(tmp_path / name, SMALL), tmp_path / "store")
+    package = prepare_subject("small==1.2", tmp_path / "store")
+    assert (local.source, package.source) == (name, "small==1.2") and local.sha256 != package.sha256
+    monkeypatch.setattr(subjects, "download_source", lambda *given: pytest.fail("it is in the store"))
+    assert prepare_subject("Small==1.2", tmp_path / "store") == package
+
+
+@pytest.mark.parametrize("kind", ["folder", "sdist", "name"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_tree_with_unopened_files_and_one_without_are_two_subjects(tmp_path, monkeypatch, kind, first):
+    monkeypatch.setattr(subjects, "download_source", lambda *given: sdist(tmp_path, SMALL))
+    specs = {"folder": write(tmp_path / "repo", SMALL), "sdist": sdist(tmp_path, SMALL), "name": "small==1.2"}
+    spec = specs[kind]
+    made = {whole: prepare_subject(spec, tmp_path / "store", whole) for whole in (first, not first)}
+    assert {whole: listed(subject) for whole, subject in made.items()} == {False: OPENED, True: sorted(SMALL)}
+    for whole, subject in made.items():
+        assert prepare_subject(spec, tmp_path / "store", whole) == subject
+        assert prepare_subject(subject.tree.parent, tmp_path / "store", whole) == subject  # a folder of the store
+        with pytest.raises(SubjectProblem, match="name the repository itself"):
+            prepare_subject(subject.tree.parent, tmp_path / "store", not whole)
+    task = SimpleNamespace(task_id="t", repo="repo", base_commit=made[False].base_commit)
+    assert subject_of(task, tmp_path / "store") == made[False]
+
+
 def test_another_version_of_the_shipped_repository_is_refused(tmp_path):
     task = SimpleNamespace(task_id="t", repo="larder", base_commit="sha256:" + "0" * 64)
     with pytest.raises(SubjectProblem, match="make the task again"):
@@ -373,6 +400,41 @@ def test_a_requirement_that_names_an_address_runs_no_code_and_pip_sees_no_key(tm
     assert libraries_of(subject) == ["apart-2.0", "small-1.2"] and not Path("/var/tmp/ran").exists()
     assert len(subject.missing) == 1 and subject.missing[0].startswith("evil") and "would run its code" in " ".join(subject.notes)
     assert "HF_TOKEN" not in libraries._pip_environment() and "PIP_NO_INDEX" in libraries._pip_environment()
+
+
+SPY = """import os
+seen = [os.path.relpath(os.path.join(top, name), HOME) for top, _, names in os.walk(HOME) for name in names]
+with open(os.path.join(os.environ["TMPDIR"], "..", "seen"), "w") as file:
+    print(*(path for path in seen if not path.startswith(("venv", "wheels"))), file=file)
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    os.mkdir(os.path.join(folder, "small-1.2.dist-info"))
+    with open(os.path.join(folder, "small-1.2.dist-info", "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: small\\nVersion: 1.2\\n")
+    return "small-1.2.dist-info"
+
+def build_wheel(*given):
+    raise NotImplementedError
+"""
+
+
+@needs_sandbox
+def test_code_that_a_package_runs_in_pip_sees_nothing_of_the_home_folder(tmp_path, monkeypatch):
+    "Python, an index of archives and pip's settings may lie there: these alone stay."
+    secrets = dict.fromkeys((".ssh/id_ed25519", ".netrc", ".aws/credentials", "work/notes.txt"), "secret")
+    home = write(tmp_path / "home", secrets | {".config/pip/pip.conf": "[global]\ntimeout = 9\n", "wheels/none": ""})
+    (home / "venv").symlink_to(sys.prefix)
+    system = "[build-system]\nrequires = []\nbuild-backend = 'spy'\nbackend-path = ['.']\n"
+    sdist(home / "wheels", SMALL | {"pyproject.toml": system, "spy.py": f"HOME = {str(home)!r}\n{SPY}"})
+    monkeypatch.setattr(sys, "executable", str(home / "venv/bin" / Path(sys.executable).name))
+    monkeypatch.setattr(sys, "prefix", str(home / "venv"))
+    for name, value in {"HOME": home, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": home / "wheels"}.items():
+        monkeypatch.setenv(name, str(value))
+    work = tmp_path / "home/store"  # may lie there too
+    work.mkdir()
+    assert libraries.download_source("small==1.2", work).name == "small-1.2.tar.gz"
+    seen = (work / "seen").read_text().split()
+    assert ".config/pip/pip.conf" in seen and not set(secrets) & set(seen), seen
 
 
 STATED = {

@@ -10,7 +10,7 @@ __all__ = ['WIDTH', 'MOST_READ', 'COPY_SHARE', 'COPY_LEAST', 'OWN_LEAST', 'PROMP
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #4c5f89c4
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,9 +133,9 @@ def _files(folder: Path) -> tuple[dict[str, tuple[int, int]], set[str]]:
     return dict(sorted(stamps.items())), stored
 
 
-def _read(folder: Path, path: str, read=plain) -> str:
+def _read(folder: Path, path: str) -> str:
     place = folder / path
-    return read(place.read_bytes()) if place.stat().st_size <= MOST_READ else ""
+    return plain(place.read_bytes()) if place.stat().st_size <= MOST_READ else ""
 
 
 def visible_texts(
@@ -153,7 +153,6 @@ _FORMAT, _LOADED = 3, {}  # version, to change with what `plain` reads; indexes 
 def index_folder(
     folder: Path,
     kept: Path | None = None,  # a file that holds the index between runs
-    read: Callable[[bytes], str] = plain,  # returns the text of a file
 ) -> Index:
     "Return an index of all files below a folder; known files with unchanged size and time are not read again."
     stamps, stored = _files(folder)
@@ -163,7 +162,7 @@ def index_folder(
         arrays = {}
         for path, stamp in stamps.items():
             same = known and known.stamps.get(path) == stamp
-            arrays[path] = before[path] if same else shingles("" if path in stored else _read(folder, path, read))
+            arrays[path] = before[path] if same else shingles("" if path in stored else _read(folder, path))
         known = _index(arrays, stored, stamps)
         if kept:
             with replacing(kept) as partial, partial.open("wb") as file:

@@ -7,11 +7,14 @@ __all__ = ['PIP_S', 'refuse_host', 'copy_installed', 'install_wheels', 'build_li
 
 # %% ../../../nbs/envs/deletion/04_libraries.ipynb #82423ee2
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -46,14 +49,33 @@ def copy_installed(
             shutil.copyfile(installed.locate_file(file), target / file)
 
 
+
 # %% ../../../nbs/envs/deletion/04_libraries.ipynb #28f9be32
 PIP_S = 600.0  # seconds
 
 
 def _pip_environment() -> dict[str, str]:
-    "Return the environment variables that pip needs; keys of the user do not reach code that a package runs."
+    "Return the environment variables that pip needs; others, such as keys, do not reach code that a package runs."
     return {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "LC_ALL", "VIRTUAL_ENV")
             or re.match(r"PIP_|SSL_CERT_|REQUESTS_CA_|CURL_CA_|\w+_proxy$", name, re.IGNORECASE)}
+
+
+def _hide_home() -> list[str]:  # words for bubblewrap
+    "Lay an empty folder over the user's home folder, and show in it only what pip needs; a home that is itself a Python stays open."
+    homes = {os.path.realpath(os.path.expanduser("~"))}
+    with suppress(KeyError):  # the system's list lacks this user id
+        homes.add(os.path.realpath(pwd.getpwuid(os.getuid()).pw_dir))
+    homes -= {"/", *map(os.path.realpath, (sys.prefix, sys.base_prefix))}
+    pip, named = find_spec("pip"), [word for value in _pip_environment().values() for word in re.split(r"[\s:]+(?!//)|file://", value)]
+    needed = [sys.executable, sys.prefix, sys.base_prefix, *(pip.submodule_search_locations if pip else ()),
+              *map(os.path.expanduser, ("~/.config/pip", "~/.pip")), *filter(None, named)]
+    shown: set[str] = set()
+    for place in sorted({way(path) for path in needed for way in (os.path.abspath, os.path.realpath)}):
+        above = {str(folder) for folder in Path(place).parents}
+        if os.path.exists(place) and place not in homes and homes & above and not shown & above:
+            shown.add(place)
+    empty = [word for home in sorted(homes) if os.path.isdir(home) for word in ("--tmpfs", home)]
+    return empty + [word for place in sorted(shown) for word in ("--ro-bind", place, place)]
 
 
 def _root_cause(stderr: str) -> str:
@@ -74,8 +96,8 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else the 
     own.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", words[0], "--quiet", "--no-cache-dir", "--disable-pip-version-check", *words[1:]]
     if sandbox_problem("bubblewrap") is None:
-        command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
-                   "--proc", "/proc", "--bind", str(folder), str(folder), *command]
+        command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", *_hide_home(),
+                   "--dev", "/dev", "--proc", "/proc", "--bind", str(folder), str(folder), *command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=min(PIP_S, time_left()), stdin=subprocess.DEVNULL,
                               env=_pip_environment() | {"TMPDIR": str(own)})

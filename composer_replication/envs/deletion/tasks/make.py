@@ -40,7 +40,7 @@ from ....sandbox.base import SandboxProblem
 from .select import CLASSES, Symbol, Target, find_targets, functions_of, parse, weight_of
 from ..subject import Subject, prepare_subject, store_path
 from ..unpack import SubjectProblem
-from ..task import FeatureDeletionTask, make_patch, task_from_row, task_to_row, write_tasks
+from ..task import FeatureDeletionTask, make_patch, read_tasks, task_from_row, task_to_row, write_tasks
 from .validate import source_files
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #7e17609c
@@ -342,14 +342,14 @@ def make_package(
         with deadline(60 * minutes):
             tell("fetching")
             subject = prepare_subject(spec, store)
+            journal = Journal(journals / f"{subject.tree.parent.name}.jsonl", settings, subject.sha256)
+            rows, earlier = journal.rows, len(journal.rows)  # read first: what was made stays, whatever fails from here on
             report.source, report.fetched, report.missing, report.notes = subject.source, True, subject.missing, list(subject.notes)
             tell("running the tests")
             report.tests_found = len(measure_coverage(subject, store).outcomes)
             bench = make_bench(subject, store)
             targets, notes = find_targets(subject, bench.coverage, settings.seed, settings.granularity, settings.least)
             report.tests_run, report.candidates, report.notes = len(bench.seconds), len(targets), [*bench.notes, *notes]
-            journal = Journal(journals / f"{subject.tree.parent.name}.jsonl", settings, subject.sha256)
-            rows, earlier = journal.rows, len(journal.rows)
             tell("deleting")
             def trying(what):
                 report.last = what
@@ -376,6 +376,19 @@ def make_package(
     return report, [row["task"] for row in rows.values() if "task" in row][:settings.per_package]
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #e470e592
+def _earlier_tasks(
+    out: Path,
+    reports: list[Report],  # of this run
+) -> list[FeatureDeletionTask]:
+    "Return the tasks of the earlier file that may be of a package that this run could not fetch; its report says so."
+    absent = [report for report in reports if not report.fetched]
+    fetched = {report.source for report in reports} - {Path(report.spec).name for report in absent}  # two folders may have one name
+    kept = [task for task in read_tasks(out, []) if task.repo not in fetched] if absent and out.is_file() else []
+    for report in absent if kept else ():
+        report.notes.append(f"{len(kept)} tasks of packages that were not fetched stay in {out.name} from an earlier run")
+    return kept
+
+# %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #1a724e4e
 def make_tasks(
     specs: Iterable[str | Path],  # package names, sdists, folders
     out: Path,  # JSON lines of all tasks; `out` with .journals appended is a folder, with .report.json the reports
@@ -410,6 +423,9 @@ def make_tasks(
 
     done = list(in_threads(one, specs, jobs))
     made = [task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows]
+    final = [report for report, _ in done]
     if made:  # else an earlier file stays
+        made = [*_earlier_tasks(out, final), *made]
         write_tasks({task.task_id: task for task in made}.values(), out)  # one folder may have two spellings
-    return [report for report, _ in done]
+        write_json(path, [asdict(report) for report in final])
+    return final
