@@ -297,7 +297,7 @@ def test_only_what_reading_raises_says_that_a_file_cannot_be_read(tmp_path, monk
         assert raised.value is full
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc of Linux, whose /proc/self/mem opens and cannot be read")
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc/self/mem, which opens and cannot be read")
 def test_a_file_whose_reading_fails_is_named():
     traces, [problem] = read(Path("/proc/self/mem"))
     assert not traces and "the file cannot be read (Input/output error)" in str(problem)
