@@ -32,11 +32,11 @@ def ways() -> Iterator[tuple[str, re.Pattern, str]]:
     seen = set()
     for module in pkgutil.walk_packages(traces.__path__, traces.__name__ + "."):
         for name, value in vars(importlib.import_module(module.name)).items():
-            used = set(re.findall(rf"\b{re.escape(name)}\.(match|fullmatch|search|sub|finditer|findall|split)\b", SOURCE))
-            for pattern in patterns(value) if name not in BOUNDED else ():
+            for pattern in set(patterns(value)) - seen if name not in BOUNDED else ():
+                used = set(re.findall(rf"\b{re.escape(name)}\.(match|fullmatch|search|sub|finditer|findall|split)\b", SOURCE))
                 way = "match" if used and used <= {"match", "fullmatch"} else "search"
-                if pattern not in seen and not seen.add(pattern):
-                    yield f"{module.name}.{name}", pattern, way
+                seen.add(pattern)
+                yield f"{module.name}.{name}", pattern, way
 
 
 def seconds(call, text) -> float:
