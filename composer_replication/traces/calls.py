@@ -100,7 +100,7 @@ def command_of(
     return command.rstrip() if isinstance(command, str) else ""
 
 # %% ../../nbs/traces/02_calls.ipynb #5096ed0f
-ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
+ANSWERS_NO = re.compile(r"(?:^|[|;&\n])[^\S\n]*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
 SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
 

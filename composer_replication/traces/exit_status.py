@@ -7,6 +7,7 @@ __all__ = ['PROMPT', 'without_echo', 'unwrapped', 'exit_status']
 
 # %% ../../nbs/traces/04_exit_status.ipynb #d2edb873
 import re
+from itertools import dropwhile
 
 from .error_text import any_word
 from .failure import plain
@@ -19,7 +20,9 @@ _RESULT_HEAD = re.compile(
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
     r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
-_RESULT_FOOT = re.compile(r"(?:\s*\[Python [Ii]nterpreter: [^\]\n]*\]|\s*\[Current working directory: [^\]\n]*\]|(?:\A|\n)\((?:Open file|Current directory): [^\n]*\)|\n" + PROMPT + r"\s*)+\Z")
+_RESULT_FOOT = re.compile(r"\[(?:Python [Ii]nterpreter|Current working directory): [^\]\n]*\]\s*")  # a line's end
+_PROMPT_LINE = re.compile(PROMPT + r"\s*")
+_EDITOR_LINE = re.compile(r"\((?:Open file|Current directory): [^\n]*\)")
 
 
 def without_echo(
@@ -27,10 +30,18 @@ def without_echo(
     command: str,  # that the result answers
 ) -> str:
     "Remove the command that a terminal repeats at the start of its output, with or without prompts."
+    wrapped, at = "".join(command.split()) if len(command) > 60 else "", 0
+    for char in wrapped:  # first without white space: by lines, a command that the terminal broke would not be found
+        while text[at:at + 1].isspace():
+            at += 1
+        if not text.startswith(char, at):
+            break
+        at += 1
+    else:
+        if wrapped and text[at:at + 1] in ("", "\r", "\n"):
+            return text[at:]
     wanted = [line.strip() for line in command.replace("\r\n", "\n").strip().split("\n")] if command.strip() else []
     lines = text.lstrip("\n").split("\n", len(wanted))
-    if (behind := _behind_wrapped(text, command)) is not None:
-        return behind
     if not wanted or len(lines) < len(wanted):
         return text
     for line, expected in zip(lines, wanted, strict=False):
@@ -40,16 +51,18 @@ def without_echo(
     return lines[len(wanted)] if len(lines) > len(wanted) else ""
 
 
-def _behind_wrapped(text: str, command: str) -> str | None:
-    "Return what stands behind a long command that a terminal repeated and wrapped, else None."
-    at = 0
-    for char in "".join(command.split()) if len(command) > 60 else "":
-        while at < len(text) and text[at].isspace():
-            at += 1
-        if not text.startswith(char, at):
-            return None
-        at += 1
-    return text[at:] if at and text[at:at + 1] in ("", "\r", "\n") else None
+def _without_foot(text: str) -> str:
+    "Remove the fields and prompts that tools print behind an output."
+    lines = text.split("\n")
+    while lines:
+        line = lines.pop()
+        end = len(line)
+        while (at := line.rfind("[", 0, end)) >= 0 and _RESULT_FOOT.fullmatch(line, at, end):
+            end = at
+        line = line[:end].rstrip()
+        if line and not _EDITOR_LINE.fullmatch(line) and not (lines and _PROMPT_LINE.fullmatch(line)):
+            return "\n".join([*lines, line])
+    return ""
 
 
 def unwrapped(
@@ -64,8 +77,8 @@ def unwrapped(
             break
         text = text[before.end():]
         if before[1]:
-            text = text.replace(f"</{before[1]}>", "", 1).rstrip()
-    return _RESULT_FOOT.sub("", without_echo(text, command).strip()).strip()
+            text = "".join(text.rpartition(f"</{before[1]}>")[::2]).rstrip()
+    return _without_foot(without_echo(text, command).strip()).strip()
 
 # %% ../../nbs/traces/04_exit_status.ipynb #37cccc30
 _STATUS_LINE = any_word("status", r"[\s\[({<#*=>|✗❌-]*(?:error: )?", r"(?=[\s\])}>.,;:*`\"'(=-]|$)(?P<rest>.*)", re.I)
@@ -94,11 +107,10 @@ def _status(line: str) -> int | None:
 def _bare(text: str) -> str:
     "Remove a second status, tags and a prompt around an output."
     text = re.sub(r"\A\s*<(?:output|stdout|stderr)>\n?|\n?</(?:output|stdout|stderr|[\w-]+_output|[\w-]+_result)>\s*\Z", "", text)
-    *above, last = text.rstrip().split("\n")
-    while above and (_status(last) is not None or re.fullmatch(r"\s*\[.*\]\s*|" + PROMPT + r"\s*", last[:300])):
-        *above, last = above
-    text = "" if not above and _status(last) is not None else "\n".join([*above, last])
-    return _RESULT_FOOT.sub("", text).strip()
+    lines = text.rstrip().split("\n")
+    while len(lines) > 1 and (_status(lines[-1]) is not None or re.fullmatch(r"\s*\[.*\]\s*|" + PROMPT + r"\s*", lines[-1][:300])):
+        lines.pop()
+    return "" if len(lines) == 1 and _status(lines[0]) is not None else _without_foot("\n".join(lines)).strip()
 
 
 def exit_status(
@@ -110,12 +122,9 @@ def exit_status(
     own = lines[-1].lstrip().startswith("[") and _status(lines[-1]) is not None  # the tool's own word
     for at, line in enumerate(() if own else lines[:_EDGE]):
         if (code := _status(line)) is not None:
-            rest = lines[at + 1:]
-            while rest and _BESIDE_STATUS.fullmatch(rest[0]):
-                rest.pop(0)
-            shown = "\n".join(rest).strip()
-            if _OUTPUT.match(shown):
-                return code, _bare(_OUTPUT.sub("", shown, count=1))
+            shown = "\n".join(dropwhile(_BESIDE_STATUS.fullmatch, lines[at + 1:])).strip()
+            if headed := _OUTPUT.match(shown):
+                return code, _bare(shown[headed.end():])
             return code, _bare(shown) or _bare("\n".join(lines[:at]))  # what looks like a head may be the whole output
         if _OUTPUT.fullmatch(line) or len(line) > 300 or not _FIELD.fullmatch(line):
             break

@@ -50,22 +50,45 @@ class Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[io.BufferedReader, Unpacked | None]]:
-    "Open a file as bytes, with its unpacker if it is gzip. Raises `TraceProblem` if it is missing, empty or a folder."
-    if path.is_dir():
-        raise TraceProblem("this is a folder", "name the files in it")
+def _reading() -> Iterator[None]:
+    "Raise an `OSError` of the block as a `TraceProblem`."
     try:
-        with path.open("rb") as raw:
-            head = raw.peek(2)[:2]
-            if not head:
-                raise TraceProblem("the file is empty", "record it again or leave it out")
-            unpacked = Unpacked(raw) if head == b"\x1f\x8b" else None
-            yield io.BufferedReader(unpacked, 1 << 18) if unpacked else raw, unpacked
+        yield
     except FileNotFoundError:
         raise TraceProblem("there is no such file", "check the path") from None
     except OSError as error:
         what = f"the file cannot be read ({error.strerror})"
         raise TraceProblem(what, "check the disk and its permissions") from None
+
+
+class _File(io.RawIOBase):
+    "A file that is opened already; reading it raises `TraceProblem`."
+
+    def __init__(self, raw: io.FileIO):
+        self.raw = raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        with _reading():
+            return self.raw.readinto(buffer)
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[tuple[io.BufferedReader, Unpacked | None]]:
+    "Open a file as bytes, with its unpacker if it is gzip. Raises `TraceProblem` if it is missing, empty, a folder or unreadable, never for the block's own errors."
+    if path.is_dir():
+        raise TraceProblem("this is a folder", "name the files in it")
+    with _reading():
+        file = path.open("rb", buffering=0)
+    with file:
+        raw = io.BufferedReader(_File(file), 1 << 18)
+        head = raw.peek(2)[:2]
+        if not head:
+            raise TraceProblem("the file is empty", "record it again or leave it out")
+        unpacked = Unpacked(raw) if head == b"\x1f\x8b" else None
+        yield io.BufferedReader(unpacked, 1 << 18) if unpacked else raw, unpacked
 
 # %% ../../nbs/traces/00_values.ipynb #0ede789d
 def is_utf16(path: Path) -> bool:
@@ -225,7 +248,7 @@ def objects(path: Path) -> Iterator[Any]:
         except ValueError as error:
             foreign = isinstance(error, UnicodeDecodeError)
             what = f"the text is not UTF-8 behind value {count:,} of the list" if foreign else str(error)
-            yield TraceProblem(what, AGAIN)
+            yield error if isinstance(error, TraceProblem) else TraceProblem(what, AGAIN)
 
 # %% ../../nbs/traces/00_values.ipynb #605268f9
 # an object or a list; TOML begins with [name]

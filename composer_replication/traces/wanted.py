@@ -39,6 +39,7 @@ def _answers(command: str, error: str) -> bool:
     return bool(_SILENCE.fullmatch(error.strip()) or said and not SHELL_COMPLAINT.match(error))
 
 
+
 # %% ../../nbs/traces/08_wanted.ipynb #997602c8
 SAID, REPRODUCES, ASKS = (re.compile("|".join(row["mark"] for row in _TABLE[part]), re.I)
                                       for part in ("said", "reproduces", "asks"))
@@ -46,7 +47,7 @@ SETUP = re.compile(_TABLE["setup"][0]["mark"])
 _OPPOSITE = re.compile(r"\b(?:not|never|no longer|nothing|none|cannot)\b|n't\b|\b(?:again|pass(?:es)?|works?|working|succeeds?|fixed|resolved|correctly|solution)\b"
                        r"|\b(?:the|my|our|your|this) (?:fix|changes?)\b(?<!without the fix)(?<!before the fix)", re.I)
 _AGAINST = re.compile(r"\b(?:without|before) (?:applying |making )?(?:the|my|our|this|these) (?:fix|changes?|patch)", re.I)
-_CLASS = re.compile(r"(\w+(?:Error|Exception|Warning|Interrupt))\b")
+_CLASS = re.compile(r"\b(\w+(?:Error|Exception|Warning|Interrupt))\b")
 _COMMENT = re.compile(r"(?:^|\s)#+ ?([^\n]*)|\becho (?:-e )?[\"']([^\"'\n]*)[\"']")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s)[^.!?\n]*)*[.!?:]?")
 

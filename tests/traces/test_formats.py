@@ -465,3 +465,20 @@ def test_our_own_format_is_lossless(tmp_path_factory, traces, name):
     path = tmp_path_factory.mktemp("own") / name
     assert write_traces(traces, path) == len(traces)
     assert list(read_traces(path, on_problem=lambda p: None)) == traces
+
+
+HUGE = 10**400  # no float holds it
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_number_that_no_float_holds_is_a_problem_of_its_record(tmp_path, name):
+    def with_huge_number(value):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+            number = isinstance(inner, int | float) and not isinstance(inner, bool)
+            for changed in [HUGE] if number else with_huge_number(inner):
+                yield {**value, key: changed} if isinstance(value, dict) else [*value[:key], changed, *value[key + 1:]]
+
+    for record in with_huge_number(RECORDS[name]):
+        problems = []
+        traces = list(read_traces(written(tmp_path / "t.jsonl", [record]), on_problem=problems.append))
+        assert problems if record.get("reward") == HUGE else traces or problems

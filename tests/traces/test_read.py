@@ -1,8 +1,10 @@
 """Reading traces from files: every way in which a file can be bad, and memory that does not grow with it."""
 
+import errno
 import gzip
 import json
 import os
+import shutil
 import threading
 import tracemalloc
 import warnings
@@ -17,6 +19,7 @@ from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn,
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import OF_CALL, OF_TRACE, OF_TURN, checked
 from composer_replication.traces.read import read_traces
+from composer_replication.traces.values import at_rest, open_bytes
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
 GOOD = json.dumps(CHAT).encode() + b"\n"
@@ -274,3 +277,27 @@ def test_a_field_of_a_wrong_type_is_named(field, value, where):
         trace = replace(trace, turns=(trace.turns[0], replace(CALLED, **changed)))
     with pytest.raises(TypeError, match=f"^`{field}` of {'' if field == 'source_index' else where}"):
         checked(trace)
+
+
+@pytest.mark.parametrize("content", [GOOD, gzip.compress(GOOD), GOOD.decode().encode("utf-16")], ids=["plain", "gzip", "utf-16"])
+def test_only_what_reading_raises_says_that_a_file_cannot_be_read(tmp_path, monkeypatch, content):
+    path, full = tmp_path / "t.jsonl", OSError(errno.ENOSPC, "No space left on device")
+    path.write_bytes(content)
+
+    def fails(*_):
+        raise full
+
+    def copied(path):
+        monkeypatch.setattr(shutil, "copyfileobj", fails)
+        return at_rest(path)
+
+    for opened in (open_bytes, at_rest, copied):
+        with pytest.raises(OSError) as raised, opened(path):
+            raise full
+        assert raised.value is full
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc/self/mem, which opens and cannot be read")
+def test_a_file_whose_reading_fails_is_named():
+    traces, [problem] = read(Path("/proc/self/mem"))
+    assert not traces and "the file cannot be read (Input/output error)" in str(problem)

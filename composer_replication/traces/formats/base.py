@@ -94,7 +94,7 @@ def new_trace(
     return Trace(turns=tuple(turns), format=format, **common | extra)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #8f1d4318
-UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)  # of a damaged record
 
 
 TEXT, FLAG = (str, type(None)), (bool, type(None))
