@@ -13,18 +13,24 @@ from .error_text import any_word
 from .failure import plain
 
 # %% ../../nbs/traces/04_exit_status.ipynb #50a70035
-_RESULT_HEAD = re.compile(
-    r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
-    r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
-    r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)|"
-    r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
-    r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
+_HEADS = {  # what tools print before an output, an example of each: its pattern
+    "OBSERVATION:": r"observation:",
+    "Execution result of [ls -la]:": r"execution result of \[[^\]\n]*\]:",
+    "[bash] result:": r"\[[^\n]{1,2000}?\] result:",
+    "Tool call result for bash:": r"(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
+        r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:",
+    "Output:\n": r"(?:result|output|response|stdout|stderr)s?:(?=\s*\n)",
+    "Script completed\nWall time 0.2 s\nOutput:\n": r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)",
+    "<tool_response>": r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|"
+        r"observation|result|response|output|stdout|stderr|error|tool_use_error|error_message|exception|system|returned)>",
+    "Call ID: 7\n": r"call id: [^\n]{1,80}(?=\n)"}
+_RESULT_HEAD = re.compile(rf"\s*(?:{'|'.join(_HEADS.values())})", re.I)  # its one group is a tag's name
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
 _RESULT_FOOT = re.compile(r"\[(?:Python [Ii]nterpreter|Current working directory): [^\]\n]*\]\s*")  # a line's end
 _PROMPT_LINE = re.compile(PROMPT + r"\s*")
 _EDITOR_LINE = re.compile(r"\((?:Open file|Current directory): [^\n]*\)")
 
-
+# %% ../../nbs/traces/04_exit_status.ipynb #dfc2a145
 def without_echo(
     text: str,
     command: str,  # that the result answers
@@ -50,7 +56,7 @@ def without_echo(
             return text
     return lines[len(wanted)] if len(lines) > len(wanted) else ""
 
-
+# %% ../../nbs/traces/04_exit_status.ipynb #bd7776c7
 def _without_foot(text: str) -> str:
     "Remove the fields and prompts that tools print behind an output."
     lines = text.split("\n")
