@@ -61,12 +61,13 @@ def _pip_environment() -> dict[str, str]:
 
 
 def _hide_home() -> list[str]:  # words for bubblewrap
-    "Lay an empty folder over the user's home folder, and show in it only what pip needs; a home that is itself a Python stays open."
+    "Lay an empty folder over the home folder, and show in it only what pip needs; a home that is itself a Python stays open."
     homes = {os.path.realpath(os.path.expanduser("~"))}
     with suppress(KeyError):  # the system's list lacks this user id
         homes.add(os.path.realpath(pwd.getpwuid(os.getuid()).pw_dir))
     homes -= {"/", *map(os.path.realpath, (sys.prefix, sys.base_prefix))}
-    pip, named = find_spec("pip"), [word for value in _pip_environment().values() for word in re.split(r"[\s:]+(?!//)|file://", value)]
+    pip, words = find_spec("pip"), r"[\s:]+(?!//)|file://"
+    named = [word for value in _pip_environment().values() for word in re.split(words, value)]
     needed = [sys.executable, sys.prefix, sys.base_prefix, *(pip.submodule_search_locations if pip else ()),
               *map(os.path.expanduser, ("~/.config/pip", "~/.pip")), *filter(None, named)]
     shown: set[str] = set()
@@ -96,8 +97,8 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else the 
     own.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", words[0], "--quiet", "--no-cache-dir", "--disable-pip-version-check", *words[1:]]
     if sandbox_problem("bubblewrap") is None:
-        command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", *_hide_home(),
-                   "--dev", "/dev", "--proc", "/proc", "--bind", str(folder), str(folder), *command]
+        command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/",
+                   *_hide_home(), "--dev", "/dev", "--proc", "/proc", "--bind", str(folder), str(folder), *command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=min(PIP_S, time_left()), stdin=subprocess.DEVNULL,
                               env=_pip_environment() | {"TMPDIR": str(own)})

@@ -136,7 +136,8 @@ def find_stored(
                 and canonicalize_name(known.name) == canonicalize_name(package))
 
     for known in map(stored_subject, (store / "subjects").glob(f"*-{sha256[:12]}*")):
-        if known and known.whole == whole and ((known.source, known.sha256) == (source, sha256) if sha256 else is_pinned(known)):
+        same = known and ((known.source, known.sha256) == (source, sha256) if sha256 else is_pinned(known))
+        if same and known.whole == whole:
             return known
     return None
 
@@ -154,7 +155,7 @@ def _identify(
     return Subject(name, version, source, sha256, place / "tree", place / "libraries", (), whole=whole), project, needed
 
 
-def _equip(ready: Path, subject: Subject, project: str, needed: list[str], work: Path) -> Subject:  # with import roots, notes, missing
+def _equip(ready: Path, subject: Subject, project: str, needed: list[str], work: Path) -> Subject:
     "Make the libraries beside the tree in a folder, and bring the tree into the form that tasks are made from."
     tree, libraries = ready / "tree", ready / "libraries"
     requirements = needed_requirements(needed, stated_requirements(tree), imported_modules(tree), project)
@@ -178,7 +179,8 @@ def prepare_subject(
     (store / "subjects").mkdir(parents=True, exist_ok=True, mode=0o755)
     known = stored_subject(path)  # a folder of a store
     if known and known.whole != whole:
-        raise SubjectProblem(f"{path} was prepared with{'' if known.whole else 'out'} files that no test opens: name the repository itself")
+        raise SubjectProblem(f"{path} was prepared with{'' if known.whole else 'out'} files that no test opens: "
+                             "name the repository itself")
     if not path.exists():
         refuse_host(str(spec).partition("==")[0])
         known = find_stored(store, str(spec), whole)

@@ -343,7 +343,7 @@ def make_package(
             tell("fetching")
             subject = prepare_subject(spec, store)
             journal = Journal(journals / f"{subject.tree.parent.name}.jsonl", settings, subject.sha256)
-            rows, earlier = journal.rows, len(journal.rows)  # read first: what was made stays, whatever fails from here on
+            rows, earlier = journal.rows, len(journal.rows)  # read first: what was made stays, whatever fails now
             report.source, report.fetched, report.missing, report.notes = subject.source, True, subject.missing, list(subject.notes)
             tell("running the tests")
             report.tests_found = len(measure_coverage(subject, store).outcomes)
@@ -382,7 +382,8 @@ def _earlier_tasks(
 ) -> list[FeatureDeletionTask]:
     "Return the tasks of the earlier file that may be of a package that this run could not fetch; its report says so."
     absent = [report for report in reports if not report.fetched]
-    fetched = {report.source for report in reports} - {Path(report.spec).name for report in absent}  # two folders may have one name
+    absent_names = {Path(report.spec).name for report in absent}  # two folders may have one name
+    fetched = {report.source for report in reports} - absent_names
     kept = [task for task in read_tasks(out, []) if task.repo not in fetched] if absent and out.is_file() else []
     for report in absent if kept else ():
         report.notes.append(f"{len(kept)} tasks of packages that were not fetched stay in {out.name} from an earlier run")
