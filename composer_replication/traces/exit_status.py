@@ -93,7 +93,8 @@ _STATUS_TAG = re.compile(r"<(exit[_-]?code|return[_-]?code|exit[_-]?status|retur
 _FIELD = re.compile(r"\s*(?:[\[(<{].*[\])>}]|[A-Za-z][\w /.()-]{0,40}:(?:\s.{0,200}|)|-{3,}|={3,}|" + PROMPT + r"\s*|)\s*")  # a line of a head or foot
 _BESIDE_STATUS = re.compile(  # a field that tools print next to an exit status
     r"\s*(?:(?:wall|elapsed|execution|run) ?time|duration|total output lines|original token count|chunk id|session id|signal|background pids?"
-    r"|process group pgid|pid|command|(?:working )?directory|cwd|timed ?out|truncated)\b[^:]{0,20}:.{0,200}|[^:]{1,40}:\s*\(\w+\)\s*", re.I)
+    r"|process group pgid|pid|command|(?:working )?directory|cwd|timed ?out|truncated)"
+    r"(?: ?\([^):\n]{1,18}\)| m?s| seconds)?:.{0,200}|[^:]{1,40}:\s*\(\w+\)\s*", re.I)  # `Runtime error: no` is a message
 _OUTPUT = re.compile(r"\s*(?:output|stdout|stderr|result|logs?)s?(?: \([^)\n]*\))?:\s*", re.I)
 _EDGE = 12  # lines of a head or foot
 

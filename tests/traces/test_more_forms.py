@@ -606,7 +606,8 @@ def test_each_line_of_a_status_is_read_with_any_number(row):
     "head", ["Exit code: 2", "Command failed with exit code 2", "Exit code: 2\nWall time: 0.2 seconds\nSignal: 0"]
 )
 @pytest.mark.parametrize(
-    "line", ["make: no rule", "Error: boom", "src/a.py: bad", "ld: symbol not found\nclang: error: linker failed"]
+    "line", ["make: no rule", "Error: boom", "src/a.py: bad", "ld: symbol not found\nclang: error: linker failed",
+             "Runtime error: bad index", "Command failed: git push", "Command not found: foo", "Directory not found: /w/x"]
 )
 def test_what_follows_an_exit_status_is_the_message(head, line):
     [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(f"{head}\n{line}")))
