@@ -142,7 +142,8 @@ def played_again(
     found = len(forks) + left_out.total()
     forks = checked_forks(forks, environment, refused)
     texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
-    branches = {f"{fork.name}#{arm}#{time}": (fork, arm, hint, time)
+    name_of = "{}#{}#{}".format  # of a fork's name, arm and time
+    branches = {name_of(fork.name, arm, time): (fork, arm, hint, time)
                 for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()}
     earlier = map(ForkResult.from_row, appended_rows(so_far)) if so_far else ()
     results = {result.key: result for result in earlier if result.key in branches}
@@ -151,7 +152,7 @@ def played_again(
         count(result.reward)
 
     def ended(played):
-        result = fork_result(played, f"{played.fork.name}#{played.arm}#{played.time}", find)
+        result = fork_result(played, name_of(played.fork.name, played.arm, played.time), find)
         if result:
             results[result.key] = result
             if so_far:
