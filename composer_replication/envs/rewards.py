@@ -126,32 +126,24 @@ Shaper = Callable[[Trace], float]  # a count or penalty of an episode, at least 
 
 @dataclass(frozen=True)
 class EpisodeReward:
-    "Shaped reward of a graded episode. Raises `InputProblem` for an unknown credit or a negative coefficient."
+    "Shaped reward of a graded episode. Raises `InputProblem` for a negative coefficient."
 
-    credit: str = "all"  # all: 1 where everything passes, else 0; share: the share of fail_to_pass
     shapers: Sequence[tuple[float, Shaper]] = ()  # coefficient and the shaper that it multiplies
     floor: float = 0.0  # least shaped reward
 
     def __post_init__(self):
-        if self.credit not in ("all", "share"):
-            raise InputProblem(f"credit is {self.credit!r}", "it must be all or share")
         if any(coefficient < 0 for coefficient, _ in self.shapers):
             raise InputProblem("a shaper's coefficient is negative, but it is taken from the reward",
                                "give a number from 0 on")
 
     def __call__(
         self,
-        reward: float,  # the judge's: 1.0 or 0.0
-        fraction: float,  # share of fail_to_pass that passed
-        hacked: bool,
+        reward: float,  # the environment's
         trace: Trace,
     ) -> float:
         "Return the reward that the policy is trained on."
-        if hacked:
-            return 0.0
-        earned = reward if self.credit == "all" else max(reward, fraction)
-        return max(min(self.floor, earned),
-                   earned - sum(coefficient * shape(trace) for coefficient, shape in self.shapers))
+        return max(min(self.floor, reward),
+                   reward - sum(coefficient * shape(trace) for coefficient, shape in self.shapers))
 
 # %% ../../nbs/envs/01_rewards.ipynb #cb1919d3
 SHAPERS = {"repeated_calls": repeated_calls, "failed_calls": failed_calls, "unfinished_todos": unfinished_todos}
@@ -175,8 +167,10 @@ def episode_reward(
     shapers = [(settings[name], shaper) for name, shaper in SHAPERS.items() if name in settings]
     if "length" in settings:
         shapers.append((1.0, LengthEffortPenalty(count, **settings["length"])))
+    if settings.get("credit", "all") not in ("all", "share"):
+        raise InputProblem(f"episode_reward: credit is {settings['credit']!r}; it must be all or share.")
     try:
-        return EpisodeReward(settings.get("credit", "all"), tuple(shapers), settings.get("floor", 0.0))
+        return EpisodeReward(tuple(shapers), settings.get("floor", 0.0))
     except ValueError as problem:
         raise InputProblem(f"episode_reward: {problem}.") from None
 

@@ -72,7 +72,7 @@ def for_our_loop(trainer: RolloutTrainer, rewards: list, others: dict) -> tuple[
         return [rollout.reward for rollout in trainer.rollouts]
 
     def shaping(rollout):  # what `shaped` takes from the episode's reward
-        return trainer.shaped(rollout.reward, rollout.reward, False, rollout.trace) - rollout.reward
+        return trainer.shaped(rollout.reward, rollout.trace) - rollout.reward
 
     def episode_shaping(**row):
         return [None if rollout.reward is None else shaping(rollout) for rollout in trainer.rollouts]

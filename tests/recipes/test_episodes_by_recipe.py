@@ -118,7 +118,7 @@ def test_a_shaped_reward_is_what_the_policy_learns_from(tmp_path):
 def test_length_costs_c_of_x():
     shaped = episode_reward({"length": {"coefficient": 0.01, "k": 0.1, "q": 0.5}}, lambda text: len(text.split()))
     trace = Trace("t", (Turn("user", "Go."), Turn("assistant", "one two three four")))
-    assert shaped(1.0, 1.0, False, trace) == pytest.approx(1 - 0.01 * c_length(4.0, 0.1, 0.5))
+    assert shaped(1.0, trace) == pytest.approx(1 - 0.01 * c_length(4.0, 0.1, 0.5))
 
 
 class Graded:
