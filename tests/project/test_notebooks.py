@@ -1,5 +1,8 @@
-"""Every notebook of nbs/ runs, beside the other tests, and none lets a reader go long without a value."""
+"""Every notebook of nbs/ runs, beside the other tests, none lets a reader go long without a value, and each stands behind those that it imports."""
+import ast
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,30 @@ HIDDEN = {"cell_type": "code", "source": ["#| hide\n", "3"], "outputs": [{"text"
 def test_lines_are_counted_to_the_next_value(between, lines):
     exported = {"cell_type": "code", "source": ["#| export\n", "def f():\n", "\n", "    return 3\n"], "outputs": []}
     assert lines_without_value([exported, *between, {"cell_type": "markdown", "source": ["text"]}, exported]) == lines
+
+
+def module_of(page: Path) -> str | None:
+    "Return the module that a page exports, as `losses/compose`."
+    code = ["".join(cell["source"]) for cell in json.loads(page.read_text())["cells"] if cell["cell_type"] == "code"]
+    name = re.search(r"^#\| default_exp (\S+)$", "\n".join(code), re.M)
+    return name and name[1].replace(".", "/")
+
+
+def imported(module: str) -> set[str]:
+    "Return the modules of the package that a module imports, wherever it does."
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / "composer_replication" / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = f"composer_replication/{module}".split("/")[:-node.level] if node.level else []
+            whole = [*base, *(node.module or "").split(".")]
+            found |= {"/".join(whole[1:]), *("/".join([*whole[1:], name.name]) for name in node.names)} if whole[0] == "composer_replication" else set()
+    return found
+
+
+def test_pages_of_a_folder_are_numbered_in_the_order_in_which_they_import_each_other():
+    pages = {page: module_of(page) for page in ROOT.glob("nbs/**/[0-9]*_*.ipynb")}
+    page_of = {(page.parent, module): page.name for page, module in pages.items() if module}
+    later = [f"{page.relative_to(ROOT)} imports {name}" for page, module in pages.items() if module
+             for name in [page_of.get((page.parent, other)) for other in imported(module)] if name and name[:2] >= page.name[:2] and name != page.name]
+    numbers = Counter((page.parent.relative_to(ROOT), page.name[:2]) for page in pages)
+    assert (later, [f"{folder}: two pages {number}" for (folder, number), n in numbers.items() if n > 1]) == ([], [])
