@@ -126,7 +126,7 @@ def demo(
         say("reading the shipped traces; two processes load PyTorch meanwhile")
         from composer_replication.envs.toy.traces import toy_traces
         from composer_replication.hints.layers import default_composite
-        from composer_replication.report.demo import lab_sentence, most_moved, read_example, verdict, what_went_wrong
+        from composer_replication.report.demo import demo_verdict, lab_sentence, most_moved, read_example, what_went_wrong
         traces, layers = toy_traces(), default_composite()
         wrong = what_went_wrong(traces, layers)
         reading = executor.submit(read_example, wrong, traces, layers)
@@ -168,12 +168,12 @@ def demo(
     if as_json:
         return emit({"page": str(page), "seed": seed, "seconds": round(seconds, 1), "setting": asdict(setting),
                      "moved": asdict(moved), "arms": {arm: asdict(scores) for arm, scores in found.arms.items()},
-                     "verdict": verdict(found)})
+                     "verdict": demo_verdict(found)})
     show(f"\n   {'share, 95 % interval':34} {'right next actions':20} new tasks passed")
     for name, right, passed in demo_rows(found):
         show(f"   {name:34} {right:20} {passed}")
     show()
-    for line in _wrapped(verdict(found)):
+    for line in _wrapped(demo_verdict(found)):
         show(f"   {line}")
     show(f"\nPage with pictures: {page} ({seconds:.0f} s)\nNext:")
     for command, purpose in NEXT:

@@ -323,7 +323,7 @@ def hints_score(
                                          chat_template, hints, settings, left_out)
     from composer_replication.experiments.hint_score import score_sites
     from composer_replication.report.train import duration
-    from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, trust, verdict
+    from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, score_verdict, site_json, trust
     with threads_for(model), working("scoring") as doing:
         begun = []
 
@@ -342,4 +342,4 @@ def hints_score(
     if as_json:
         return emit(score_json(scores, left_out, settings))
     print_tables(*score_tables(scores))
-    out.print(printable(f"{verdict(scores)} {trust()} Report: {report}"))
+    out.print(printable(f"{score_verdict(scores)} {trust()} Report: {report}"))

@@ -168,7 +168,7 @@ def hints_rules(
     check_output(output)
     if better:
         from composer_replication.experiments.statistics import interval_text
-        from composer_replication.report.forks import FEW
+        from composer_replication.report.hint_scores import FEW
         from composer_replication.sandbox.base import UNSAFE, sandbox_choice
         if model is None:
             raise InputProblem("--keep-if-better plays failed turns again, and no model is named", "name it with --model, such as embedded, or MODEL@URL")

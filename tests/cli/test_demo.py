@@ -9,7 +9,7 @@ import pytest
 
 from composer_replication.experiments import demo as room
 from composer_replication.experiments.demo import Demo, DemoSetting, Scores, demo_experiment
-from composer_replication.report.demo import FIGURES, demo_rows, percent, verdict
+from composer_replication.report.demo import FIGURES, demo_rows, demo_verdict, percent
 
 TINY = DemoSetting(episodes=8, steps=1, trees=2, held_out=6)
 
@@ -72,10 +72,10 @@ def scores(right, passed):
 def test_a_figure_that_does_not_move_is_printed_and_called_so():
     same, more = scores([0, 1] * 20, [0, 1] * 20), scores([1] * 40, [0, 1] * 20)
     found = Demo({"start": same, "filler": same, "exact": more})
-    assert "more right next actions, +50" in verdict(found) and "no difference is shown in new tasks passed, +0" in verdict(found)
+    assert "more right next actions, +50" in demo_verdict(found) and "no difference is shown in new tasks passed, +0" in demo_verdict(found)
     assert demo_rows(found)[-1][2].startswith("+0 ")
     worse = Demo({"start": same, "filler": more, "exact": same})
-    assert "fewer right next actions, -50" in verdict(worse)
+    assert "fewer right next actions, -50" in demo_verdict(worse)
 
 
 def test_intervals_of_actions_are_over_tasks():

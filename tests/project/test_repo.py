@@ -61,6 +61,22 @@ def test_a_class_name_has_one_meaning():
     assert {name for name, count in names.items() if count > 1} == {"Plugin"}  # of pytest, in programs that run apart
 
 
+def test_a_public_name_has_one_meaning_in_its_room():
+    "Rooms are the folders, and of the environments each world."
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).parts
+        if "data" in parts or parts[0] == "contrib" or path.name == "__init__.py":
+            continue
+        room = parts[:2 if parts[0] == "envs" else 1]
+        body = parsed(path).body
+        own = {target.id for node in body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)}
+        own |= {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+        for name in {name for name in own if name[0] != "_"} - {"logger", "main"}:
+            names.setdefault((*room, name), []).append("/".join(parts))
+    assert {name[-1]: files for name, files in names.items() if len(files) > 1} == {}
+
+
 # Floors
 
 def imported(tree: ast.Module, module: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:

@@ -205,12 +205,12 @@ def test_a_hint_that_cannot_be_placed_is_one_sentence(model):
 def test_the_verdict_on_hints_follows_from_estimate_and_interval(own, tasks, words):
     from types import SimpleNamespace
 
-    from composer_replication.report.hint_scores import verdict
+    from composer_replication.report.hint_scores import score_verdict
     values = [own if own is not None else (-1) ** i for i in range(tasks)]  # None: as often better as worse
     scores = [SimpleNamespace(case=SimpleNamespace(task=str(i)), contrast={"own": value, "other site": 0.0}.get)
               for i, value in enumerate(values)]
-    assert words in verdict(scores)
-    assert "too few" in words or "too few" not in verdict(scores)
+    assert words in score_verdict(scores)
+    assert "too few" in words or "too few" not in score_verdict(scores)
 
 
 def test_a_replay_shows_each_pair_at_its_turn():
