@@ -72,7 +72,8 @@ def scores(right, passed):
 def test_a_figure_that_does_not_move_is_printed_and_called_so():
     same, more = scores([0, 1] * 20, [0, 1] * 20), scores([1] * 40, [0, 1] * 20)
     found = Demo({"start": same, "filler": same, "exact": more})
-    assert "more right next actions, +50" in demo_verdict(found) and "no difference is shown in new tasks passed, +0" in demo_verdict(found)
+    said = demo_verdict(found)
+    assert "more right next actions, +50" in said and "no difference is shown in new tasks passed, +0" in said
     assert demo_rows(found)[-1][2].startswith("+0 ")
     worse = Demo({"start": same, "filler": more, "exact": same})
     assert "fewer right next actions, -50" in demo_verdict(worse)

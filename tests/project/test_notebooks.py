@@ -1,4 +1,4 @@
-"""Every notebook of nbs/ runs, beside the other tests, none lets a reader go long without a value, and each stands behind those that it imports."""
+"""Every notebook of nbs/ runs, none lets a reader go long without a value, and each stands behind those that it imports."""
 import ast
 import json
 import re
@@ -69,14 +69,16 @@ def imported(module: str) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             base = f"composer_replication/{module}".split("/")[:-node.level] if node.level else []
             whole = [*base, *(node.module or "").split(".")]
-            found |= {"/".join(whole[1:]), *("/".join([*whole[1:], name.name]) for name in node.names)} if whole[0] == "composer_replication" else set()
+            if whole[0] == "composer_replication":
+                found |= {"/".join(whole[1:]), *("/".join([*whole[1:], name.name]) for name in node.names)}
     return found
 
 
 def test_pages_of_a_folder_are_numbered_in_the_order_in_which_they_import_each_other():
     pages = {page: module_of(page) for page in ROOT.glob("nbs/**/[0-9]*_*.ipynb")}
     page_of = {(page.parent, module): page.name for page, module in pages.items() if module}
-    later = [f"{page.relative_to(ROOT)} imports {name}" for page, module in pages.items() if module
-             for name in [page_of.get((page.parent, other)) for other in imported(module)] if name and name[:2] >= page.name[:2] and name != page.name]
+    of_own_folder = {page: {page_of.get((page.parent, other)) for other in imported(module)} - {None, page.name}
+                     for page, module in pages.items() if module}
+    later = [f"{page.relative_to(ROOT)} imports {name}" for page, names in of_own_folder.items() for name in names if name > page.name]
     numbers = Counter((page.parent.relative_to(ROOT), page.name[:2]) for page in pages)
     assert (later, [f"{folder}: two pages {number}" for (folder, number), n in numbers.items() if n > 1]) == ([], [])
