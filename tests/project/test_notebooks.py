@@ -79,6 +79,7 @@ def test_pages_of_a_folder_are_numbered_in_the_order_in_which_they_import_each_o
     page_of = {(page.parent, module): page.name for page, module in pages.items() if module}
     of_own_folder = {page: {page_of.get((page.parent, other)) for other in imported(module)} - {None, page.name}
                      for page, module in pages.items() if module}
-    later = [f"{page.relative_to(ROOT)} imports {name}" for page, names in of_own_folder.items() for name in names if name > page.name]
+    later = [f"{page.relative_to(ROOT)} imports {name}" for page, names in of_own_folder.items()
+             for name in names if name > page.name]
     numbers = Counter((page.parent.relative_to(ROOT), page.name[:2]) for page in pages)
     assert (later, [f"{folder}: two pages {number}" for (folder, number), n in numbers.items() if n > 1]) == ([], [])
