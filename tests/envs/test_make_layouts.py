@@ -20,8 +20,9 @@ from composer_replication.envs.deletion import libraries
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.evidence import add_evidence
+from composer_replication.envs.deletion.judge.messages import Phase, PhaseResult
 from composer_replication.envs.deletion.judge.observe import canonical, encode
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.runner import run_phases
 from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.layout import import_roots, imported_modules

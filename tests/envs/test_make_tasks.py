@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
 from composer_replication.core.deadline import OutOfTime, deadline, time_left
-from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem, read_result
+from composer_replication.envs.deletion.judge.messages import PhaseResult, read_result
+from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
 from composer_replication.envs.deletion.task import read_tasks, task_to_row, write_tasks
 from composer_replication.envs.deletion.tasks import coverage, gates

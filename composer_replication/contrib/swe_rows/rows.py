@@ -16,7 +16,8 @@ from typing import Any
 
 from ...core.errors import Problem
 from ...envs.deletion.judge.grading import grade, is_protected
-from ...envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from ...envs.deletion.judge.messages import Phase, PhaseResult
+from ...envs.deletion.judge.runner import run_phases
 from ...envs.deletion.judge.trees import pytest_settings
 from ...envs.deletion.judge.variants import function_of, make_canary
 from ...envs.deletion.subject import Subject

@@ -27,7 +27,8 @@ from ....sandbox.base import isolation_problem
 from ....sandbox.folders import SandboxProblem
 from ....sandbox.limits import Limits
 from .monitor import HackMonitor, hack_detector, hack_detectors
-from .runner import Phase, PhaseResult, RunnerProblem, count, counts, run_phases
+from .messages import Phase, PhaseResult
+from .runner import RunnerProblem, count, counts, run_phases
 from .trees import OverlayProblem
 from ..task import FeatureDeletionTask, HackFinding, TaskProblem
 

@@ -19,7 +19,8 @@ from .coverage import Coverage, check_coverage, measure_coverage
 from .delete import DELETERS, TRIVIAL, DeletionProblem, replace_bodies
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.evidence import SCALE
-from ..judge.runner import LONGEST_NODE, Phase, PhaseResult, run_phases
+from ..judge.messages import LONGEST_NODE, Phase, PhaseResult
+from ..judge.runner import run_phases
 from ....sandbox.base import Limits
 from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
 from ..subject import Subject, store_path

@@ -15,7 +15,8 @@ from .delete import TRIVIAL, replace_bodies
 from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
 from .gates import Bench, TASK_S, code_text, visible_copies
 from ..judge.grading import grade
-from ..judge.runner import Phase, run_phases
+from ..judge.messages import Phase
+from ..judge.runner import run_phases
 from ....sandbox.base import Limits
 from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
 from ..subject import Subject, subject_of
