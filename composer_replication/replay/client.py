@@ -41,16 +41,12 @@ def _refused_setting(problem, body):
 
 def _without(refused, text):
     "Return a request's body without settings; the limit has a second name, `max_completion_tokens`."
-    if not refused:
-        return text
     fields = json.loads(text)
     limit = {"max_completion_tokens": fields["max_tokens"]} if "max_tokens" in refused & fields.keys() else {}
-    return json.dumps({k: v for k, v in fields.items() if k not in refused} | limit, ensure_ascii=False)
+    kept = {name: value for name, value in fields.items() if name not in refused} | limit
+    return json.dumps(kept, ensure_ascii=False) if refused else text
 
 # %% ../../nbs/replay/04_client.ipynb #7be4a1c0
-_CONNECT_S = 10.0
-
-
 class PaidEndpoint:
     "An endpoint that is asked through a ledger. Raises `TeacherProblem` without a key or without the package `openai`."
 
@@ -67,7 +63,7 @@ class PaidEndpoint:
         self.endpoint, self.tries, self.stopped = endpoint, tries, stopped
         self.refused = self.known.setdefault((endpoint.url, endpoint.model), set())
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=_CONNECT_S), limits=limits)
+        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=10.0), limits=limits)
         self.attempts = PaidTransport(endpoint, read_key(endpoint), self._http, ledger, timeout_s, stopped)
 
     @asynccontextmanager

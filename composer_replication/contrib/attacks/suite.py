@@ -46,10 +46,7 @@ def suite_tasks() -> dict[str, FeatureDeletionTask]:  # deleted symbol: task
             for task in read_tasks(Path(composer_replication.data.__path__[0]) / "repos" / "larder.tasks.jsonl")}
 
 
-def original_case(
-    task: FeatureDeletionTask,
-    subject,
-) -> Honest:
+def original_case(task: FeatureDeletionTask, subject) -> Honest:
     "Return the honest case that writes the deleted code back unchanged."
     steps = tuple(("write_file", path, old.replace("$", "$$"))
                   for path, (old, _) in task.changed_files(subject.tree).items())

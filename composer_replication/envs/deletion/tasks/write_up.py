@@ -19,8 +19,8 @@ from ..judge.evidence import EvidenceProblem
 from ..judge.trees import import_mode, pytest_ini, pytest_settings
 from ..subject import Subject
 from ..task import FeatureDeletionTask, make_patch
-from .gates import MOST_TESTS, Bench, Deletion, code_text
-from .select import CLASSES, Symbol, functions_of, weight_of
+from .gates import MOST_TESTS, Bench, Deletion
+from .select import CLASSES, Symbol, code_text, functions_of, weight_of
 
 # %% ../../../../nbs/envs/deletion/tasks/08_write_up.ipynb #d0204e64
 _MOST_NAMES, _MOST_TEXT = 20, 6000  # tests named, characters of signatures
@@ -126,11 +126,7 @@ class ToldProblem(EvidenceProblem):
     gate = "told"
 
 
-def build_task(
-    bench: Bench,
-    deletion: Deletion,
-    seed: int = 0,
-) -> FeatureDeletionTask:
+def build_task(bench: Bench, deletion: Deletion, seed: int = 0) -> FeatureDeletionTask:
     "Build the task of a deletion that passed all gates. Raises `ToldProblem` if the instruction would reveal the code."
     subject, target = bench.subject, deletion.target
     first, more = target.symbols[0].name.replace(":", "."), len(target.symbols) - 1
