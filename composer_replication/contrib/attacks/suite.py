@@ -260,8 +260,8 @@ def judged(
     begin, reward, passed, hacked, evidence, unscored = time.perf_counter(), 0.0, False, False, (), ""
     try:
         if submission(task, subject, files) == submission(task, subject, {}):
-            verdict = HackMonitor(subject.tree).verdict(task, files, ())
-            hacked, evidence = verdict.hacked, verdict.evidence
+            found = HackMonitor(subject.tree).assess(task, files, ())
+            hacked, evidence = found.hacked, found.evidence
         else:
             result = grade(task, subject, files)
             reward, passed, hacked, evidence = result.reward, result.passed, result.hacked, result.findings

@@ -110,7 +110,7 @@ class Phase:
     name: str
     overlay: Mapping[str, str | bytes | None]  # path: new content (None: the file is gone), on the pristine tree
     nodes: tuple[str, ...] = ()  # pytest node ids relative to the tree's root; () for all tests
-    gate: bool = False  # True: nothing after it runs unless all its nodes pass
+    required: bool = False  # True: nothing after it runs unless all its nodes pass
     kind: str = "tests"  # what the child does; for other kinds see `envs.deletion.judge.observe`
     data: Mapping[str, Any] = field(default_factory=dict)  # plain JSON for other kinds
 

@@ -371,7 +371,7 @@ def run_phases(
     results: list[PhaseResult] = []
     for phase in phases:
         results.append(result := _run_phase(subject, phase, limits, fresh))
-        if phase.gate and not ("passed" in result.outcomes.values() and result.passed(phase.nodes)):
+        if phase.required and not ("passed" in result.outcomes.values() and result.passed(phase.nodes)):
             unrun = PhaseResult({}, {}, "not run: an earlier phase failed or broke off")
             return results + [unrun] * len(phases[len(results):])
     return results
