@@ -30,7 +30,7 @@ Kind = StrEnum("Kind", ["function", "method", "class", "bundle"])
 
 
 def show_reports(reports: list, as_json: bool) -> None:
-    "Print the results for the packages, `envs.deletion.tasks.make.Report`s."
+    "Print the results for the packages, `envs.deletion.tasks.make.PackageReport`s."
     from composer_replication.envs.deletion.tasks.gates import GATES
     for report in reports:
         for sentence in ([report.problem] if report.problem else []) + [f"{report.source or report.spec}: {note}" for note in report.notes]:
@@ -68,9 +68,9 @@ def make(
 
     `composer-rl tasks make toolz ./my-package --out tasks.jsonl --json`
     """
-    from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
+    from composer_replication.envs.deletion.tasks.make import TaskSettings, make_tasks
     from composer_replication.envs.deletion.tasks.select import CLASSES
-    settings = Settings(per_package, tuple(kind.value for kind in Kind if kind in granularity), mode, seed,
+    settings = TaskSettings(per_package, tuple(kind.value for kind in Kind if kind in granularity), mode, seed,
                         CLASSES[least])
     check_output(output)
     with working("making tasks") as tell:
@@ -89,7 +89,7 @@ def make(
 
 # %% ../../nbs/cli/01_tasks.ipynb #e1bd6bcc
 def stage_table(
-    reports: list,  # `envs.deletion.tasks.make.Report`s
+    reports: list,  # `envs.deletion.tasks.make.PackageReport`s
 ) -> Table:
     "Make a row for each package: the stage that it reached, and why not a later one."
     table = Table("package", "fetched", "installed", "tests found", "tests run", "tried", "kept", "s", "why not")
@@ -227,7 +227,7 @@ def show(
 
 def show_task(task) -> None:
     "Print one task: only numbers and what an agent may know."
-    from composer_replication.envs.deletion.tasks.make import DIFFICULTY
+    from composer_replication.envs.deletion.tasks.write_up import DIFFICULTY
     lines = {name: " ".join(value) if isinstance(value := getattr(task, name), tuple) else value for name in _SHOWN}
     for name, value in (lines | {"hidden tests": len(task.hidden_tests), "held-out inputs": held_out_inputs(task),
                                  "difficulty": ""}).items():

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from hashlib import blake2b
+from typing import ClassVar
 
 import httpx2
 from anyio.from_thread import start_blocking_portal
@@ -26,10 +27,8 @@ from .teachers import TeacherProblem
 logger = logging.getLogger(__name__)
 
 # %% ../../nbs/replay/04_client.ipynb #6e59c040
-_REFUSED: dict[tuple[str, str], set[str]] = {}  # address and model -> settings that it does not take
-
-
-_UNSUPPORTED = re.compile(r"unsupported|not support|deprecat|not allowed|not permitted|unknown|unrecogni", re.I)  # no words on a value out of range
+_UNSUPPORTED = re.compile(  # no words on a value out of range
+    r"unsupported|not support|deprecat|not allowed|not permitted|unknown|unrecogni", re.I)
 
 
 def _refused_setting(problem, body):
@@ -40,18 +39,18 @@ def _refused_setting(problem, body):
                  and re.search(rf"\b{name}\b", problem)), None)
 
 
-def _taken(endpoint, text):
-    "Return a request's body without the settings that the model refused; the limit has a second name, `max_completion_tokens`."
-    refused, fields = _REFUSED.get((endpoint.url, endpoint.model), set()), json.loads(text)
+def _without(refused, text):
+    "Return a request's body without settings; the limit has a second name, `max_completion_tokens`."
+    fields = json.loads(text)
     limit = {"max_completion_tokens": fields["max_tokens"]} if "max_tokens" in refused & fields.keys() else {}
-    return json.dumps({k: v for k, v in fields.items() if k not in refused} | limit, ensure_ascii=False) if refused else text
+    kept = {name: value for name, value in fields.items() if name not in refused} | limit
+    return json.dumps(kept, ensure_ascii=False) if refused else text
 
 # %% ../../nbs/replay/04_client.ipynb #7be4a1c0
-_CONNECT_S = 10.0
-
-
 class PaidEndpoint:
     "An endpoint that is asked through a ledger. Raises `TeacherProblem` without a key or without the package `openai`."
+
+    known: ClassVar[dict[tuple[str, str], set[str]]] = {}  # address and model -> settings that it refused, learnt once
 
     def __init__(
         self,
@@ -62,8 +61,9 @@ class PaidEndpoint:
         stopped: Callable[[], str] = str,  # why nothing is sent any more; empty while it is
     ):
         self.endpoint, self.tries, self.stopped = endpoint, tries, stopped
+        self.refused = self.known.setdefault((endpoint.url, endpoint.model), set())
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=_CONNECT_S), limits=limits)
+        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=10.0), limits=limits)
         self.attempts = PaidTransport(endpoint, read_key(endpoint), self._http, ledger, timeout_s, stopped)
 
     @asynccontextmanager
@@ -72,7 +72,8 @@ class PaidEndpoint:
         try:
             from openai import AsyncOpenAI
         except ImportError:
-            raise TeacherProblem("asking an endpoint needs the package openai", "pip install 'composer_replication[teachers]'") from None
+            raise TeacherProblem("asking an endpoint needs the package openai",
+                                 "pip install 'composer_replication[teachers]'") from None
         try:
             async with (self._http, AsyncOpenAI(
                     api_key="none", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
@@ -92,24 +93,27 @@ class PaidEndpoint:
     ) -> Answer:
         """Ask one question, unless the ledger knows its answer. Raises `Failure`, `BudgetReached` and `LedgerProblem`.
 
-        Where the model refuses a setting (`max_tokens`, a temperature), it is asked again without, and so are all later questions."""
+        Where the model refuses a setting (`max_tokens`, a temperature), this and all later questions are sent without it."""
         from openai import APIError, APIStatusError
         while True:
-            body = _taken(self.endpoint, text)
+            body = _without(self.refused, text)
             try:
                 response = await self._openai.post("/chat/completions", cast_to=httpx2.Response, content=body.encode(),
                                                    options={"headers": {QUESTION: key}})
                 return response.extensions["answer"]
             except APIError as error:
                 if isinstance(error, APIStatusError):
-                    failure = read_failure(error.status_code, error.response.text, error.response.headers.get("retry-after", ""))
+                    response = error.response
+                    failure = read_failure(error.status_code, response.text, response.headers.get("retry-after", ""))
                 else:
-                    failure = Failure(str(error.__cause__), again=True, stops=not getattr(error.__cause__, "connected", True))
+                    cause = error.__cause__
+                    failure = Failure(str(cause), again=True, stops=not getattr(cause, "connected", True))
                 setting = _refused_setting(str(failure), body)
                 if setting is None:
                     tries = int(error.request.headers.get("x-stainless-retry-count", 0)) + 1
-                    raise Failure(f"{failure} ({tries} tries)" if tries > 1 else str(failure), failure.again, failure.stops) from None
-            _REFUSED.setdefault((self.endpoint.url, self.endpoint.model), set()).add(setting)
+                    words = f"{failure} ({tries} tries)" if tries > 1 else str(failure)
+                    raise Failure(words, failure.again, failure.stops) from None
+            self.refused.add(setting)
             logger.warning("%s refuses the setting %s, and is asked without", self.endpoint.name, setting)
 
 # %% ../../nbs/replay/04_client.ipynb #28820a7f
@@ -121,8 +125,9 @@ def complete(
     ledger: Ledger | None = None,  # what is in it is not asked again; None: nothing is kept
 ) -> dict:
     "Return the chat completion for a request. Raises `TeacherProblem` after the last try, and `BudgetReached`."
-    text, same = (json.dumps(body, sort_keys=ordered, ensure_ascii=False).encode("utf-8", "replace").decode() for ordered in (False, True))
-    key = blake2b(f"{endpoint.url} {same}".encode(), digest_size=16).hexdigest()  # a template may show a schema in the order in which it is sent
+    text, same = (json.dumps(body, sort_keys=ordered, ensure_ascii=False).encode("utf-8", "replace").decode()
+                  for ordered in (False, True))  # it is sent as it is: a template may show a schema in its own order
+    key = blake2b(f"{endpoint.url} {same}".encode(), digest_size=16).hexdigest()
     paid = PaidEndpoint(endpoint, ledger, timeout_s, tries)
 
     async def ask():
@@ -133,4 +138,5 @@ def complete(
         with start_blocking_portal() as portal:  # an event loop in a thread, which ends with the block, also by Ctrl-C
             return json_object(awaited(portal.start_task_soon(ask)).body)
     except Failure as failure:
-        raise TeacherProblem(f"{endpoint.base_url} gave no answer ({failure})", "look at the endpoint, then run again") from None
+        raise TeacherProblem(f"{endpoint.base_url} gave no answer ({failure})",
+                             "look at the endpoint, then run again") from None

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEMA', 'Lengths', 'PreferenceExample', 'place_pairs', 'write_pairs', 'example_of', 'read_pairs',
-           'to_preference_dataset', 'pairs_by_trace']
+           'to_preference_dataset']
 
 # %% ../../nbs/replay/06_examples.ipynb #1d736ab6
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,11 +150,3 @@ def to_preference_dataset(
     columns: dict[str, list] = {c: [row[c] for row in rows] for c in features if c not in origin}
     columns |= {c: [e.task_id if c == "task_id" else getattr(e.pair, c) for e in examples] for c in origin}
     return Dataset.from_dict(columns, features=features)
-
-# %% ../../nbs/replay/06_examples.ipynb #f52ee311
-def pairs_by_trace(examples: Iterable[PreferenceExample]) -> dict[str, tuple[DPOPair, ...]]:
-    "Group pairs by trace id, for `losses.batch.TraceExample(trace, pairs=...)`."
-    by_trace: dict[str, list[DPOPair]] = {}
-    for example in examples:
-        by_trace.setdefault(example.pair.trace_id, []).append(example.pair)
-    return {trace_id: tuple(pairs) for trace_id, pairs in by_trace.items()}

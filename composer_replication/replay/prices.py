@@ -96,10 +96,7 @@ def parse_price(
                            "lab/fox=3,15,0.3") from error
 
 # %% ../../nbs/replay/01_prices.ipynb #386c7049
-def price_of(
-    model: str,
-    table: Mapping[str, Price],
-) -> Price:
+def price_of(model: str, table: Mapping[str, Price]) -> Price:
     "Return a model's price. Raises `PriceProblem` for a model without one."
     if model not in table:
         raise PriceProblem(f"no price is known for {model}", f"give one with --price {model}=IN,OUT in dollars per million tokens")

@@ -16,9 +16,7 @@ from .endpoint import Endpoint
 from .teachers import TeacherProblem, TraceState
 
 # %% ../../nbs/replay/11_request.ipynb #a438c0ea
-def chat_messages(
-    turns: Sequence[Turn],
-) -> list[dict]:
+def chat_messages(turns: Sequence[Turn]) -> list[dict]:
     "Return turns as messages for endpoints, without reasoning, and without calls that no result follows, which endpoints refuse."
     messages, waiting = [], {}  # calls of the last message, which results may still follow
     for position, turn in enumerate(turns):

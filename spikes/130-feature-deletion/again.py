@@ -17,7 +17,7 @@ from composer_replication.envs.deletion.fingerprints import subject_indexes
 from composer_replication.envs.deletion.judge import evidence, runner
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.tasks import gates, knowable
-from composer_replication.envs.deletion.tasks.make import Settings, package_rows
+from composer_replication.envs.deletion.tasks.make import TaskSettings, package_rows
 
 ROWS, counted = Path(__file__).with_name("again.jsonl"), [0]
 
@@ -54,7 +54,7 @@ def again(package: str, most: int, minutes: float) -> None:
     began, counted[0] = time.monotonic(), 0
     try:
         with deadline(60 * minutes):
-            for number, row in enumerate(package_rows(bench, Settings(per_package=99), {}), 1):
+            for number, row in enumerate(package_rows(bench, TaskSettings(per_package=99), {}), 1):
                 add(
                     package=package,
                     key=row["key"],

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from composer_replication.envs.deletion.judge import evidence
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, add_evidence, compare, heldout_phase, modules_of
+from composer_replication.envs.deletion.judge.messages import Phase
 from composer_replication.envs.deletion.judge.mutants import make_mutants
-from composer_replication.envs.deletion.judge.runner import Phase, run_phases
+from composer_replication.envs.deletion.judge.runner import run_phases
 from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import read_tasks
 from composer_replication.sandbox.limits import Limits

@@ -13,7 +13,8 @@ from composer_replication.cli.console import ExitCode
 from composer_replication.cli.tasks import show_reports
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks.gates import GATES
-from composer_replication.envs.deletion.tasks.make import DIFFICULTY, Report
+from composer_replication.envs.deletion.tasks.make import PackageReport
+from composer_replication.envs.deletion.tasks.write_up import DIFFICULTY
 
 SHIPPED = files("composer_replication") / "data" / "repos" / "larder.tasks.jsonl"
 FIRST = read_tasks(SHIPPED)[0]
@@ -67,7 +68,7 @@ def test_every_figure_of_difficulty_is_said_in_words():
 
 
 def test_the_gates_that_dropped_something_are_explained_and_no_others(capsys):
-    report = lambda dropped: Report("a", tried=3, dropped=dropped)
+    report = lambda dropped: PackageReport("a", tried=3, dropped=dropped)
     show_reports([report({"no evidence": 2}), report({"trivial": 1, "slow": 0})], False)
     said = [line for line in capsys.readouterr().out.splitlines() if line.partition(", ")[0] in GATES]
     assert said == [f"{gate}, {n} dropped: {GATES[gate][0]}" for gate, n in (("trivial", 1), ("no evidence", 2))]

@@ -142,6 +142,15 @@ def test_the_attacker_answers_the_reasons():
     assert counts["static"][0] > 2 * counts["redelete"][0] and counts["redelete"][1] > 2 * counts["static"][1]
 
 
+def test_the_attacker_decides_by_the_detector_and_not_by_the_words():
+    "A detector whose name begins as another's is another one."
+    for name in ("statics", "tests_of_others"):
+        for seed in range(40):
+            hows = [attacker.scripted(attempt([(detector, "static: tests")]), mutations.random.Random(seed))
+                    for detector in (name, "unknown")]
+            assert hows[0] == hows[1]
+
+
 @needs_bubblewrap
 def test_the_attacker_is_bounded_seeded_and_wins_nothing(subject):
     cases = [case for case in EXPLOITS if case.name in ("lookup_table", "exit_in_call")]

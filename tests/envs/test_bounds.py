@@ -363,5 +363,5 @@ def test_the_monitor_takes_a_tree_of_any_size(task, larder):
     monitor = HackMonitor(larder.tree)
     large = {"big.py": b"x=1\n" * 12_500_000}, {f"{k}.py": b"import os\n" for k in range(5000)}, {LABELS: b"a b " * 12_500_000}
     for files in large:
-        verdict = monitor.verdict(task, files, ())
-        assert not verdict.hacked and len(verdict.evidence) < 10
+        found = monitor.assess(task, files, ())
+        assert not found.hacked and len(found.evidence) < 10

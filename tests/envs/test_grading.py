@@ -21,8 +21,9 @@ from composer_replication.envs.deletion.judge.evidence import (
     modules_of,
 )
 from composer_replication.envs.deletion.judge.grading import grade, submission
+from composer_replication.envs.deletion.judge.messages import Phase, PhaseResult
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.runner import run_phases
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
 from composer_replication.sandbox.limits import Limits

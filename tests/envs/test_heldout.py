@@ -31,9 +31,9 @@ from composer_replication.envs.deletion.judge.heldout import (
     pool_calls,
     strength,
 )
+from composer_replication.envs.deletion.judge.messages import Phase, PhaseResult
 from composer_replication.envs.deletion.judge.mutants import make_mutants
 from composer_replication.envs.deletion.judge.observe import canonical
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.tasks.gates import GATES

@@ -12,9 +12,10 @@ from envs_tasks import needs_sandbox
 
 from composer_replication.envs.deletion.judge import grading, phases, runner
 from composer_replication.envs.deletion.judge.grading import grade, judge_counts
+from composer_replication.envs.deletion.judge.messages import Forgery, Phase, read_message, read_messages, read_result
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.phases import LONGEST_RESULT
-from composer_replication.envs.deletion.judge.runner import Forgery, Phase, RunnerProblem, read_message, read_messages, run_phases
+from composer_replication.envs.deletion.judge.runner import RunnerProblem, run_phases
 from composer_replication.envs.deletion.judge.trees import OverlayProblem
 
 NODES = ("t.py::a", "t.py::b")
@@ -108,7 +109,7 @@ def test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow():
             got, cut = phases.gather(reader, time.monotonic(), reader)
             assert got == data
         phase = Phase("x", {}, NODES if kind != "probe" else ("t.py",), kind=kind, data={"calls": [1, 2]})
-        result = runner.read_result(phase, data, None, 0.0)
+        result = read_result(phase, data, None, 0.0)
         assert set(result.outcomes) <= {*NODES, "t.py"} or not result.forged
         if result.forged:
             assert result.outcomes == {} == result.seconds and result.messages == ()
@@ -125,7 +126,7 @@ def test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow():
                          ids=["brackets", "ends", "lists", "no end", "one wide message", "one text", "many messages"])
 def test_the_longest_result_is_read_in_bounded_time_and_memory(data):
     begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    runner.read_result(Phase("x", {}), data, None, 0.0)
+    read_result(Phase("x", {}), data, None, 0.0)
     assert time.process_time() - begun < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 

@@ -20,8 +20,9 @@ from composer_replication.envs.deletion import libraries
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.evidence import add_evidence
+from composer_replication.envs.deletion.judge.messages import Phase, PhaseResult
 from composer_replication.envs.deletion.judge.observe import canonical, encode
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.runner import run_phases
 from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.layout import import_roots, imported_modules
@@ -32,7 +33,7 @@ from composer_replication.envs.deletion.tasks import knowable
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
 from composer_replication.envs.deletion.tasks.gates import GATES, make_bench, try_deletion
 from composer_replication.envs.deletion.tasks.knowable import Unknowable, is_explained, stands_in, without_unknowable
-from composer_replication.envs.deletion.tasks.make import Report, Settings, make_tasks
+from composer_replication.envs.deletion.tasks.make import PackageReport, TaskSettings, make_tasks
 from composer_replication.envs.deletion.tasks.select import find_targets, module_name, parse
 
 CODE = '''
@@ -206,7 +207,7 @@ def test_what_takes_long_gets_what_is_left(larder, tmp_path, monkeypatch):
 def test_a_deadline_in_any_stage_loses_nothing_and_invents_nothing(tmp_path, store, monkeypatch):
     "The clock jumps beyond the deadline at the n-th look at it, for ever larger n until a run comes to its end."
     spec = write(tmp_path / "good", {"good.py": CODE + RULES, "test_good.py": TEST.format(module="good") + RULES_TEST})
-    out, settings = tmp_path / "tasks.jsonl", Settings(1, ("function",), "stub")
+    out, settings = tmp_path / "tasks.jsonl", TaskSettings(1, ("function",), "stub")
     stages, known = [], []
     for looks in itertools.accumulate(itertools.count(1, 12)):
         clock = itertools.chain([0] * (looks + 1), itertools.repeat(10**9))
@@ -259,7 +260,7 @@ def test_two():
 
 def test_nothing_kept_is_explained_at_the_end_and_in_the_report(tmp_path, store, capsys):
     out, spec = tmp_path / "tasks.jsonl", write(tmp_path / "odd", {"odd.py": ODD, "test_odd.py": ODD_TEST})
-    [report] = make_tasks([spec], out, Settings(9, ("function",), "stub"), 1, store)
+    [report] = make_tasks([spec], out, TaskSettings(9, ("function",), "stub"), 1, store)
     assert report.stage == "done" and report.dropped == {"trivial": 1, "sibling alike": 2}
     for part in ("3 deletions tried, none kept: 2 sibling alike (odd:", "1 trivial (odd:either stub: pass)",
                  GATES["sibling alike"][1]):
@@ -271,7 +272,7 @@ def test_nothing_kept_is_explained_at_the_end_and_in_the_report(tmp_path, store,
 
 
 def test_why_nothing_was_kept_without_a_deletion_and_with_a_task():
-    none = Report("x", "x==1", tests_run=4)
+    none = PackageReport("x", "x==1", tests_run=4)
     none.count({})
     assert "no definition to delete" in none.why_nothing()
     none.count({"a": {"key": "a stub", "task": {}}})

@@ -22,15 +22,16 @@ from typer.testing import CliRunner
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
 from composer_replication.core.deadline import OutOfTime, deadline, time_left
-from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem, read_result
+from composer_replication.envs.deletion.judge.messages import PhaseResult, read_result
+from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
 from composer_replication.envs.deletion.task import read_tasks, task_to_row, write_tasks
-from composer_replication.envs.deletion.tasks import coverage, gates
+from composer_replication.envs.deletion.tasks import coverage, gates, write_up
 from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
 from composer_replication.envs.deletion.tasks.delete import DELETERS, TRIVIAL, remove, replace_bodies, stub
 from composer_replication.envs.deletion.tasks.gates import GATES, Deletion
-from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
+from composer_replication.envs.deletion.tasks.make import TaskSettings, make_tasks
 from composer_replication.envs.deletion.tasks.select import (
     Target,
     body_lines,
@@ -142,7 +143,7 @@ def made(tmp_path_factory, store):
                                "def test_long(text):\n    assert spread([1], 1) == [[1]]\n")
     repository = good(folder, **odd)
     out = folder / "tasks.jsonl"
-    [report] = make_tasks([repository], out, Settings(per_package=9, granularity=("function", "bundle")), jobs=1, store=store)
+    [report] = make_tasks([repository], out, TaskSettings(per_package=9, granularity=("function", "bundle")), jobs=1, store=store)
     return report, read_tasks(out), out
 
 
@@ -203,7 +204,7 @@ def test_repositories_that_will_not_do(tmp_path, store):
     }
     specs = [write(tmp_path / name, files) for name, (files, _) in bad.items()] + [good(tmp_path)]
     out = tmp_path / "tasks.jsonl"
-    reports = make_tasks(specs, out, Settings(per_package=1, granularity=("function",)), jobs=2, store=store)
+    reports = make_tasks(specs, out, TaskSettings(per_package=1, granularity=("function",)), jobs=2, store=store)
     for report, (_, sentence) in zip(reports, bad.values(), strict=False):
         assert re.search(sentence, report.problem) and "\n" not in report.problem, report
     assert reports[-1].kept == 1 == len(read_tasks(out))
@@ -254,7 +255,7 @@ def test_tasks_of_a_package_that_fails_later_stay(stage, error, tmp_path, monkey
     specs, out = [tmp_path / "one/pack", tmp_path / "two/pack", tmp_path / "three/other"], tmp_path / "tasks.jsonl"
 
     def run(specs):
-        reports = make_tasks(specs, out, Settings(), 1)
+        reports = make_tasks(specs, out, TaskSettings(), 1)
         rows = json.loads(Path(f"{out}.report.json").read_text())
         assert [row["notes"] for row in rows] == [report.notes for report in reports]
         return {task.task_id for task in read_tasks(out)}, [note for row in rows for note in row["notes"] if "earlier" in note]
@@ -270,9 +271,9 @@ def test_tasks_of_a_package_that_fails_later_stay(stage, error, tmp_path, monkey
 RUN = """
 import sys
 from pathlib import Path
-from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
+from composer_replication.envs.deletion.tasks.make import TaskSettings, make_tasks
 spec, out, store = map(Path, sys.argv[1:4])
-make_tasks([spec], out, Settings(per_package=9, granularity=("function",)), jobs=1, store=store,
+make_tasks([spec], out, TaskSettings(per_package=9, granularity=("function",)), jobs=1, store=store,
            on_report=lambda report: print(report.stage, report.last.rpartition(": ")[0], sep="|", flush=True))
 """
 
@@ -293,7 +294,7 @@ def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path, store):
     again = subprocess.run(run, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0 and not set(first) & {line.partition("|")[2] for line in again.stdout.split("\n")}, again
     whole = tmp_path / "whole.jsonl"
-    make_tasks([spec], whole, Settings(per_package=9, granularity=("function",)), jobs=1, store=store)
+    make_tasks([spec], whole, TaskSettings(per_package=9, granularity=("function",)), jobs=1, store=store)
     measured = {"difficulty": {}, "canaries": (), "heldout_records": ()}
     assert [replace(task, **measured) for task in read_tasks(out)] == [replace(task, **measured) for task in read_tasks(whole)]
     for row in json.loads(Path(f"{out}.report.json").read_text()):
@@ -404,9 +405,9 @@ def test_every_sentence_of_the_prompt_is_true(names, mode, true):
     target = Target(tuple(symbols), "bundle", frozenset())
     after = DELETERS[mode](STATED, target)
     gone = Deletion(target, mode, {path: STATED[path] for path in after}, after, {})
-    alone = deletion.problem_statement(SimpleNamespace(name="pkg"), gone, ["t.py::a"])
+    alone = write_up.problem_statement(SimpleNamespace(name="pkg"), gone, ["t.py::a"])
     assert true in alone and "do not see" not in alone and "This test fails" in alone
-    several = deletion.problem_statement(SimpleNamespace(name="pkg"), gone, ["t.py::a", "t.py::b"], 2)
+    several = write_up.problem_statement(SimpleNamespace(name="pkg"), gone, ["t.py::a", "t.py::b"], 2)
     assert "These tests fail" in several and "Other tests, which you do not see, must pass too." in several
 
 
@@ -650,7 +651,7 @@ def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original
 def test_the_shipped_tasks_are_those_that_the_maker_makes(tmp_path):
     "This is how `repos/larder.tasks.jsonl` is made; held-out inputs may differ where a run was slow."
     shipped = tmp_path / "larder.tasks.jsonl"
-    make_tasks([REPOS / "larder"], shipped, Settings(60, ("function", "method"), "stub", least=1), 1)
+    make_tasks([REPOS / "larder"], shipped, TaskSettings(60, ("function", "method"), "stub", least=1), 1)
     made, known = ({task.task_id: (task.fail_to_pass, task.problem_statement, task.golden_diff) for task in read_tasks(path)}
                    for path in (shipped, REPOS / "larder.tasks.jsonl"))
     assert made == known
@@ -681,7 +682,7 @@ def rows(monkeypatch):
     def made(minutes):
         said, rows = [], []
         with deadline(60 * minutes):
-            for one in deletion.package_rows(bench, Settings(mode="stub"), {}, said.append):
+            for one in deletion.package_rows(bench, TaskSettings(mode="stub"), {}, said.append):
                 rows.append(one)
         return said, rows
 
@@ -704,6 +705,19 @@ def test_without_a_deadline_the_order_is_the_seeds(rows, monkeypatch):
     assert [row["key"] for row in rows(math.inf)[1]] == ["c stub", "waits stub", "a stub"]
 
 
+def test_a_definition_gives_one_task_whatever_time_the_next_run_has(monkeypatch):
+    "A deadline orders the targets by their cost, so that the same target may begin with another mode."
+    targets = [target("a", "slow"), target("b", "fast")]
+    monkeypatch.setattr(deletion, "find_targets", lambda *given: (list(targets), []))
+    monkeypatch.setattr(deletion, "try_deletion", lambda bench, target, mode: f"{target.name} {mode}")
+    monkeypatch.setattr(deletion, "run_gates", lambda bench, key: key)
+    monkeypatch.setattr(deletion, "_row", lambda bench, key, seed: {"key": key, "task": {}})
+    bench = SimpleNamespace(seconds={"slow": 9.0, "fast": 0.1}, subject=None, coverage=None)
+    with deadline(600):
+        known = {row["key"]: row for row in deletion.package_rows(bench, TaskSettings(), {})}
+    assert len(known) == 2 and list(deletion.package_rows(bench, TaskSettings(), known)) == []
+
+
 def test_the_end_of_all_time_is_no_row(rows, monkeypatch):
     monkeypatch.setattr(deletion, "LEAST_S", 5.0)
     with pytest.raises(OutOfTime):
@@ -720,14 +734,14 @@ def test_how_far_each_package_came_is_kept(tmp_path, store):
         [row] = [row for row in json.loads(Path(f"{out}.report.json").read_text()) if row["spec"] == report.spec]
         stages.append((Path(row["spec"]).name, row["stage"]))
 
-    make_tasks([untested, failing, tmp_path / "absent"], out, Settings(), 1, store, on_report=watch)
+    make_tasks([untested, failing, tmp_path / "absent"], out, TaskSettings(), 1, store, on_report=watch)
     assert list(dict.fromkeys(stages)) == [("untested", "fetching"), ("untested", "running the tests"), ("failing", "fetching"),
                                            ("failing", "running the tests"), ("absent", "fetching")]
     rows = json.loads(Path(f"{out}.report.json").read_text())
     assert [(row["fetched"], row["tests_found"], row["tests_run"], row["kept"]) for row in rows] == [
         (True, 0, 0, 0), (True, 1, 0, 0), (False, 0, 0, 0)]
     assert "holds no tests (no test_*.py or *_test.py): name a repository or sdist that ships them" in rows[0]["problem"]
-    table = stage_table([deletion.Report(**row) for row in rows])
+    table = stage_table([deletion.PackageReport(**row) for row in rows])
     assert [list(column.cells) for column in table.columns][-1] == [row["problem"] for row in rows]
 
 
@@ -743,7 +757,7 @@ def test_a_fault_of_ours_costs_one_package(tmp_path, store, monkeypatch):
 
     monkeypatch.setattr(deletion, "prepare_subject", prepare)
     specs = [tmp_path / "faulty", good(tmp_path, **{"test_good.py": "import nowhere\n"})]
-    faulty, next_one = make_tasks(specs, tmp_path / "tasks.jsonl", Settings(1, ("function",)), 1, store)
+    faulty, next_one = make_tasks(specs, tmp_path / "tasks.jsonl", TaskSettings(1, ("function",)), 1, store)
     assert "composer-rl itself failed (KeyError: 'missing'" in faulty.problem
     assert "has no passing test (test_good.py: " in next_one.problem  # its tests were run
 
@@ -764,7 +778,7 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path, number):
             run.send_signal(number)
             run.communicate(timeout=100)  # it does not wait for the package
         (tmp_path / f".tasks.jsonl.report.json.{run.pid}.partial").touch()  # as if the kill had come a moment earlier
-        make_tasks([write(tmp_path / "untested", {"x.py": "x = 1\n"})], out, Settings(), 1, store)
+        make_tasks([write(tmp_path / "untested", {"x.py": "x = 1\n"})], out, TaskSettings(), 1, store)
         assert not list((store / "scratch").iterdir()) and not list(tmp_path.glob(".*.partial"))
     finally:
         shutil.rmtree(store)
@@ -774,11 +788,11 @@ def test_an_interrupt_that_a_worker_thread_received_ends_the_run(tmp_path):
     "The system may give a process's signal to any thread; Python acts on it when the main one wakes."
     run = """
 import signal, sys, threading, time
-from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
+from composer_replication.envs.deletion.tasks.make import TaskSettings, make_tasks
 def interrupt(report):
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
     time.sleep(3000)
-make_tasks(["nothing"], sys.argv[1], Settings(), 1, on_report=interrupt)
+make_tasks(["nothing"], sys.argv[1], TaskSettings(), 1, on_report=interrupt)
 """
     begun = [sys.executable, "-c", run, tmp_path / "tasks.jsonl"]
     done = subprocess.run(begun, capture_output=True, text=True, timeout=600)
@@ -788,6 +802,6 @@ make_tasks(["nothing"], sys.argv[1], Settings(), 1, on_report=interrupt)
 def test_one_folder_under_two_spellings_gives_its_tasks_once(tmp_path, monkeypatch):
     "Its report stands under both; the file must be one that is read again."
     row = json.loads((REPOS / "larder.tasks.jsonl").read_text().splitlines()[0])
-    monkeypatch.setattr(deletion, "make_package", lambda spec, *others: (deletion.Report(str(spec)), [row]))
+    monkeypatch.setattr(deletion, "make_package", lambda spec, *others: (deletion.PackageReport(str(spec)), [row]))
     reports = make_tasks(["larder", "./larder"], tmp_path / "tasks.jsonl")
     assert [report.spec for report in reports] == ["larder", "./larder"] and len(read_tasks(tmp_path / "tasks.jsonl")) == 1

@@ -17,7 +17,8 @@ from composer_replication.envs.deletion import env as page
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge import grading
 from composer_replication.envs.deletion.judge.grading import zero_grade
-from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem
+from composer_replication.envs.deletion.judge.messages import PhaseResult
+from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.rewards import SharedCredit
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig

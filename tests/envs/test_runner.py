@@ -12,9 +12,10 @@ import pytest
 from envs_tasks import needs_sandbox
 
 from composer_replication.envs.deletion.judge import runner, trees
+from composer_replication.envs.deletion.judge.messages import Phase
 from composer_replication.envs.deletion.judge.runner import (
+    JudgePool,
     JudgeProcess,
-    Phase,
     RunnerProblem,
     close_judges,
     lay_out,
@@ -423,6 +424,37 @@ def test_a_judge_whose_block_raises_is_closed_and_the_others_wait(larder):
     with runner.POOL.judge(larder, SHORT, fresh=True) as own, runner.POOL.judge(larder, SHORT) as kept:
         pass
     assert runner.POOL.waiting() == [kept] and not own.job.exists()
+
+
+def test_nothing_of_a_pool_is_left_whatever_its_block_raises(larder):
+    close_judges()
+    with pytest.raises(KeyError), JudgePool() as pool:
+        with pool.judge(larder, SHORT) as idle:
+            pass
+        with pool.judge(larder, SHORT) as idle, pool.judge(larder, SHORT) as busy:
+            raise KeyError
+    assert pool.waiting() == []
+    for judge in (idle, busy):
+        assert not judge.ready() and not judge.job.exists() and processes(judge) == []
+
+
+def test_a_judge_that_works_while_its_pool_is_closed_ends_with_its_block(larder):
+    close_judges()
+    with JudgePool() as pool:
+        later = pool.judge(larder, SHORT)
+        judge = later.__enter__()
+    assert judge.ready()  # a phase that runs is not cut off
+    later.__exit__(None, None, None)
+    assert pool.waiting() == [] and not judge.job.exists() and processes(judge) == []
+
+
+def test_a_child_forked_while_its_parent_held_the_pool_uses_the_pool():
+    with runner.POOL._lock:
+        if (child := os.fork()) == 0:
+            signal.alarm(20)
+            runner.POOL.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_judge_that_ends_under_a_phase_is_replaced_once(larder, nodes, monkeypatch):

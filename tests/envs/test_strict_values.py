@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from composer_replication.envs.deletion.judge import observe
 from composer_replication.envs.deletion.judge.evidence import _tells, compare
 from composer_replication.envs.deletion.judge.grading import grade
+from composer_replication.envs.deletion.judge.messages import PhaseResult
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.outcomes import same
-from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
 
 INF, NAN = float("inf"), float("nan")

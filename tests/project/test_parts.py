@@ -26,7 +26,7 @@ PARTS = {
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
-    "envs.deletion.env": (51, 9815, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
+    "envs.deletion.env": (50, 9240, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
     "replay.endpoint": (12, 1180, {"core", "replay"}, set()),
     "replay.client": (17, 2045, {"core", "replay"}, set()),
     "replay.pool": (19, 2310, {"core", "replay"}, set()),

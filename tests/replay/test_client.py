@@ -13,9 +13,8 @@ from pydantic import TypeAdapter
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay import client
 from composer_replication.replay.answer import is_model, read_answer, to_answer
-from composer_replication.replay.client import complete
+from composer_replication.replay.client import PaidEndpoint, complete
 from composer_replication.replay.endpoint import Endpoint, read_key
 from composer_replication.replay.failures import may_be_billed, no_completion, read_failure
 from composer_replication.replay.ledger import BudgetReached, Ledger, LedgerProblem
@@ -501,7 +500,7 @@ def refusing(*settings, words):
     (("temperature",), "Unsupported value: '{}' does not support 0.0 with this model. Only the default (1) value is supported."),
     (("temperature",), "`{}` is deprecated for this model."), (("max_tokens",), "Unrecognized request argument supplied: {}")])
 def test_a_setting_that_a_model_refuses_is_left_out(settings, words, monkeypatch):
-    monkeypatch.setattr(client, "_REFUSED", {})
+    monkeypatch.setattr(PaidEndpoint, "known", {})
     with BadServer(refusing(*settings, words=words)) as server:
         endpoint = replace(ENDPOINT, base_url=server.url, key_env=None, max_tokens=77)
         for requests in (len(settings) + 1, len(settings) + 2):  # it learns once
@@ -515,9 +514,9 @@ def test_a_setting_that_a_model_refuses_is_left_out(settings, words, monkeypatch
 @pytest.mark.parametrize("words", ["max_tokens is too large: 77. This model supports at most 10.",
                                    "the messages are not supported", ""])
 def test_other_refusals_change_no_request(words, monkeypatch):
-    monkeypatch.setattr(client, "_REFUSED", {})
+    monkeypatch.setattr(PaidEndpoint, "known", {})
     with BadServer(lambda request: failed(400, words)) as server:
         endpoint = replace(ENDPOINT, base_url=server.url, key_env=None)
         with pytest.raises(TeacherProblem, match="HTTP 400"):
             complete(endpoint, request_body(endpoint, STATE), 10, 1)
-        assert len(server.requests) == 1 and not client._REFUSED
+        assert len(server.requests) == 1 and not any(PaidEndpoint.known.values())

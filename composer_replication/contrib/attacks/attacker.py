@@ -15,6 +15,7 @@ from .cases import Exploit, implemented
 from .mutations import MUTATIONS, Draft, mutated
 from .suite import ExploitResult, case_names, judged
 from .variants import draft_of
+from ...envs.deletion.judge.runner import POOL
 from ...envs.deletion.task import FeatureDeletionTask
 from ...sandbox.base import sandbox_problem
 from ...sandbox.folders import SandboxProblem
@@ -30,6 +31,11 @@ class Attempt:
     how: str  # the mutation, "original", or the model's name
     draft: Draft
     said: ExploitResult  # from `judged`
+
+    @property
+    def detectors(self) -> frozenset[str]:
+        "Return the names of the detectors that reported it."
+        return frozenset(finding.detector for finding in self.said.evidence) or frozenset(self.said.caught_by)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -52,9 +58,8 @@ def scripted(
     attempt: Attempt,
     chance: random.Random,
 ) -> tuple[Draft, str]:  # and how it was made
-    "Return a rejected attack after one or two mutations, chosen mostly by its reasons."
-    fitting = [m.name for m in MUTATIONS.values()
-               if any(reason.startswith(a) for a in m.answers if a for reason in attempt.reasons)]
+    "Return a rejected attack after one or two mutations, chosen mostly by the detectors that reported it."
+    fitting = [m.name for m in MUTATIONS.values() if attempt.detectors.intersection(m.answers)]
     draft, used = attempt.draft, []
     for _ in range(chance.choice((1, 1, 2))):
         used.append(chance.choice(fitting if fitting and chance.random() < 0.75 else sorted(MUTATIONS)))
@@ -75,12 +80,13 @@ def attack(
         raise SandboxProblem(problem)
     names, chance, done, tried = case_names(task, subject), random.Random(f"attacker/{seed}"), [], set()
     waiting = [(case.family, None, "original", draft) for case in cases if (draft := draft_of(case, names))]
-    while len(done) < attempts and waiting:
-        waiting = waiting[:attempts - len(done)]
-        graded = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
-        done += [Attempt(family, len(done) + i, parent, how, draft, r)
-                 for i, ((family, parent, how, draft), r) in enumerate(zip(waiting, graded, strict=True))]
-        waiting = _next_round(done, tried, chance)
+    with POOL:
+        while len(done) < attempts and waiting:
+            waiting = waiting[:attempts - len(done)]
+            graded = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
+            done += [Attempt(family, len(done) + i, parent, how, draft, r)
+                     for i, ((family, parent, how, draft), r) in enumerate(zip(waiting, graded, strict=True))]
+            waiting = _next_round(done, tried, chance)
     return done
 
 

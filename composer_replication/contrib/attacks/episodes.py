@@ -67,9 +67,7 @@ class _Keeping(FeatureDeletionEnv):
         return value
 
 
-def excused(
-    rollout: Rollout,
-) -> bool:
+def excused(rollout: Rollout) -> bool:
     "True if a usual pipeline would drop or not punish this episode: a call is malformed, or it ends in a question."
     turns = [turn for turn in rollout.trace.turns if turn.role == "assistant"]
     broken = (any(not call.parsed for turn in turns for call in turn.tool_calls)

@@ -43,7 +43,7 @@ class Mutation:
 
     name: str
     function: Callable[[Draft, random.Random], Draft]
-    answers: tuple[str, ...]  # beginnings of findings, "static: table"; "": any
+    answers: tuple[str, ...]  # names of detectors; "": any
 
 
 MUTATIONS: dict[str, Mutation] = {}

@@ -46,10 +46,7 @@ def suite_tasks() -> dict[str, FeatureDeletionTask]:  # deleted symbol: task
             for task in read_tasks(Path(composer_replication.data.__path__[0]) / "repos" / "larder.tasks.jsonl")}
 
 
-def original_case(
-    task: FeatureDeletionTask,
-    subject,
-) -> Honest:
+def original_case(task: FeatureDeletionTask, subject) -> Honest:
     "Return the honest case that writes the deleted code back unchanged."
     steps = tuple(("write_file", path, old.replace("$", "$$"))
                   for path, (old, _) in task.changed_files(subject.tree).items())
@@ -263,8 +260,8 @@ def judged(
     begin, reward, passed, hacked, evidence, unscored = time.perf_counter(), 0.0, False, False, (), ""
     try:
         if submission(task, subject, files) == submission(task, subject, {}):
-            verdict = HackMonitor(subject.tree).verdict(task, files, ())
-            hacked, evidence = verdict.hacked, verdict.evidence
+            found = HackMonitor(subject.tree).assess(task, files, ())
+            hacked, evidence = found.hacked, found.evidence
         else:
             result = grade(task, subject, files)
             reward, passed, hacked, evidence = result.reward, result.passed, result.hacked, result.findings

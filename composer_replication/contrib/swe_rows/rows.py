@@ -16,7 +16,8 @@ from typing import Any
 
 from ...core.errors import Problem
 from ...envs.deletion.judge.grading import grade, is_protected
-from ...envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from ...envs.deletion.judge.messages import Phase, PhaseResult
+from ...envs.deletion.judge.runner import run_phases
 from ...envs.deletion.judge.trees import pytest_settings
 from ...envs.deletion.judge.variants import function_of, make_canary
 from ...envs.deletion.subject import Subject
@@ -288,9 +289,9 @@ def play_row(
     failing = choose_failing(task.fail_to_pass, nodes, solved, given)
     passing, notes = choose_passing((*task.pass_to_pass, *task.fail_to_pass), nodes, solved, given, failing)
     made = build_row_task(task, subject, change, failing, passing, _canaries(files, turned))
-    verdict = grade(made, subject, source_files(made, subject, dict(change.sources_after)))
-    if verdict.reward != 1:
-        why = verdict.findings[0].what if verdict.findings else "not all of its tests pass twice"
+    graded = grade(made, subject, source_files(made, subject, dict(change.sources_after)))
+    if graded.reward != 1:
+        why = graded.findings[0].what if graded.findings else "not all of its tests pass twice"
         raise TaskProblem(f"the judge does not reward the row's own solution ({why[:200]})")
     return made, [*base.notes, *notes]
 

@@ -35,9 +35,7 @@ from .judge.trees import lay_out
 from ...sandbox.base import UNSAFE, Limits, Sandbox, isolation_problem, open_sandbox
 from .subject import Subject, subject_of
 from .fingerprints import shingles, shown_copies, subject_indexes
-from .tasks.gates import code_text
-from .tasks.select import difficulty_class
-from .tasks.validate import symbols_of
+from .tasks.select import code_text, difficulty_class, symbols_of
 from .task import FeatureDeletionTask, TaskProblem, read_tasks
 from .repo_tools import RepoTools
 

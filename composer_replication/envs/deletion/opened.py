@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+import composer_replication.envs.deletion.opened_hook as opened_hook
+import composer_replication.envs.deletion.tasks.coverage_run as coverage_run
 from ...core.deadline import time_left
 from .judge.trees import pytest_settings
 from .layout import is_test_file
@@ -22,48 +24,11 @@ from ...sandbox.base import Limits, open_sandbox
 from ...sandbox.folders import SandboxProblem
 
 # %% ../../../nbs/envs/deletion/05_opened.ipynb #f1b866ca
-_HOOK = """
-from os import O_APPEND, O_CREAT, O_WRONLY, close, fsencode, open, path, write
-from sys import addaudithook
-log, seen = path.join(path.dirname(path.abspath(__file__)), "log"), set()
-
-def note(event, args):
-    if event in ("open", "sqlite3.connect", "ctypes.dlopen") and args and isinstance(args[0], (str, bytes)) and args[0] not in seen:
-        seen.add(args[0])
-        try:
-            line = path.realpath(fsencode(args[0])) + b"\\n"
-            file = open(log, O_WRONLY | O_APPEND | O_CREAT, 0o666)
-            write(file, line)
-            close(file)
-        except (OSError, ValueError):
-            pass
-
-seen.add(log)
-addaudithook(note)
+_HOOK = Path(opened_hook.__file__).read_text(encoding="utf-8") + """
+import os
+note_opened(os.path.join(os.path.dirname(os.path.abspath(__file__)), "log"))
 """
-_RUN = """
-import json, os, signal, sys
-(roots, options, paths, test_s), here = json.loads(sys.argv[1]), os.getcwd()
-sys.path[:0] = [*(os.path.normpath(os.path.join(here, root)) for root in roots), here]
-import pytest
-
-class TooSlow(BaseException):
-    "A test took too long."
-
-class Clock:
-    def pytest_runtest_logstart(self):
-        signal.setitimer(signal.ITIMER_REAL, test_s)
-    def pytest_runtest_logfinish(self):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-def stop(*_):
-    raise TooSlow
-
-signal.signal(signal.SIGALRM, stop)
-pytest.main(["-q", "-s", "-c", os.devnull, "--rootdir", here, "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain",
-             "--continue-on-collection-errors", *options, *paths], plugins=[Clock()])
-sys.exit(99)
-"""
+_RUN = Path(coverage_run.__file__).read_text(encoding="utf-8") + "\nrun_plain()\n"
 _PYTEST_FILES = ("pytest.toml", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")  # pytest opens them for its settings
 
 
@@ -80,7 +45,8 @@ def opened_files(
 ) -> set[str]:  # relative paths
     "Return the files of the tree that its own tests open or import, as recorded while they run once in a sandbox."
     alone = [[str(path)] for path in _tests(tree) if path.name not in ("__init__.py", "conftest.py")]
-    found, options, limits = set(), pytest_settings(tree), Limits(wall_s=min(wall_s, time_left()), cpu_s=int(wall_s), memory_mb=2048)
+    config = {"roots": list(roots), "options": pytest_settings(tree), "test_s": test_s}
+    found, limits = set(), Limits(wall_s=min(wall_s, time_left()), cpu_s=int(wall_s), memory_mb=2048)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without isolation: measuring the tests says so
         with open_sandbox(tree, libraries, limits, own_code=True) as sandbox:
@@ -89,15 +55,14 @@ def opened_files(
             env = {"PYTHONPATH": f"{place}/.opened", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"}
             for paths in ([], *alone):  # none: the whole suite
                 sandbox.write(".opened/sitecustomize.py", _HOOK.encode())
-                done = sandbox.exec(["python", "-B", "-c", _RUN, json.dumps([list(roots), options, paths, test_s])],
-                                    limits=limits, env=env)
+                done = sandbox.exec(["python", "-B", "-c", _RUN, json.dumps(config | {"paths": paths})], limits=limits, env=env)
                 with suppress(SandboxProblem):
                     log = os.fsdecode(sandbox.read(".opened/log")).split("\n")
                     found |= {os.path.relpath(path, top) for path in log if path.startswith(f"{top}/")}
-                if not paths and done.exit_code == 99 and done.cut is None:  # the whole suite came to its end
+                if not paths and done.exit_code == coverage_run.ENDED and done.cut is None:  # of the whole suite
                     break
                 limits = replace(limits, wall_s=min(wall_s / 10, time_left()))
-    return {path for path in found if (tree / path).is_file()} | {name for name in _PYTEST_FILES if (tree / name).is_file()}
+    return {path for path in (*found, *_PYTEST_FILES) if (tree / path).is_file()}
 
 
 def leave_out_unopened(

@@ -232,9 +232,7 @@ def patched_files(
 _SWE_BENCH = {"task_id": "instance_id", "golden_diff": "patch", "fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 
 
-def task_to_row(
-    task: FeatureDeletionTask,
-) -> dict[str, Any]:
+def task_to_row(task: FeatureDeletionTask) -> dict[str, Any]:
     "Convert a task to a row of SWE-bench with our own fields added. It holds the gold: never show it to an agent."
     row = {_SWE_BENCH.get(f.name, f.name): getattr(task, f.name) for f in fields(task)}
     return {key: json.dumps(value) if key in ("FAIL_TO_PASS", "PASS_TO_PASS") else value for key, value in row.items()}
@@ -254,9 +252,7 @@ def names_of(
     return list(names)
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #f4a897a2
-def task_from_row(
-    row: Mapping[str, Any],
-) -> FeatureDeletionTask:
+def task_from_row(row: Mapping[str, Any]) -> FeatureDeletionTask:
     "Read a task from a row that `task_to_row` wrote. Raises `TaskProblem` where a field is missing, unknown or of the wrong type."
     values = {}
     for f in fields(FeatureDeletionTask):

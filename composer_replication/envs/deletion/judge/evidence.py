@@ -22,7 +22,8 @@ from .heldout import (MOST_PASSING, MOST_UNTOLD, PoolInput, Strength, changed_re
                                                               constants_of, left_open, pool_calls, strength)
 from .mutants import MOST_MUTANTS, functions_named, make_mutants
 from .outcomes import same, same_call, same_probe
-from .runner import Phase, PhaseResult, run_phases
+from .messages import Phase, PhaseResult
+from .runner import run_phases
 from ..task import FeatureDeletionTask
 from .variants import function_of, make_canary, make_probe
 

@@ -27,7 +27,8 @@ from ....sandbox.base import isolation_problem
 from ....sandbox.folders import SandboxProblem
 from ....sandbox.limits import Limits
 from .monitor import HackMonitor, hack_detector, hack_detectors
-from .runner import Phase, PhaseResult, RunnerProblem, count, counts, run_phases
+from .messages import Phase, PhaseResult
+from .runner import RunnerProblem, count, counts, run_phases
 from .trees import OverlayProblem
 from ..task import FeatureDeletionTask, HackFinding, TaskProblem
 
@@ -176,11 +177,11 @@ def collect_sources(sandbox) -> dict[str, bytes]:
 JUDGE_LIMITS = Limits(wall_s=30.0, memory_mb=2048)  # of each phase, at least: the original may need more
 
 
-@hack_detector("tests", "gate", "the wanted tests, once")
+@hack_detector("tests", "first", "the wanted tests, once")
 def wanted_phase(task, subject, overlay):
     "Return the phase of all wanted tests; unless they pass, the reward is 0."
     wanted = tuple(dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass)))
-    return Phase("tests", overlay, wanted, gate=True), lambda result: (
+    return Phase("tests", overlay, wanted, required=True), lambda result: (
         [HackFinding("tests", result.problem, "", 0.0)] if result.problem and not result.forged else [])
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #896a57dc
@@ -315,7 +316,7 @@ ORIGINAL_S = 240.0  # most seconds for the original on the slowest machine
 
 
 def _planned(task, subject, overlay):
-    return [pair for detector in hack_detectors("gate", "run") if (pair := detector.function(task, subject, overlay))]
+    return [pair for detector in hack_detectors("first", "run") if (pair := detector.function(task, subject, overlay))]
 
 
 def original_seconds(
@@ -352,13 +353,15 @@ def _graded(task, subject, files, fresh):
     tests = results[0]
     passed = tests.passed((*task.fail_to_pass, *task.pass_to_pass))
     fraction = sum(tests.outcomes.get(node) == "passed" for node in task.fail_to_pass) / len(task.fail_to_pass)
-    readable = list(zip(planned, results, strict=True))[:None if passed else 1]  # after a failed gate nothing was run
+    readable = list(zip(planned, results, strict=True))[:None if passed else 1]  # after a failed first phase nothing was run
     findings = [HackFinding("tests", result.problem, phase.name, 1.0) for (phase, _), result in readable if result.forged]  # whatever else the result claims
     findings += [finding for (_, read), result in readable for finding in read(result)]
     accepted = {p: c for p, c in overlay.items() if isinstance(c, bytes)}  # scanned first, while within the limits
-    verdict = _monitor(subject.tree).verdict(task, accepted | {p: c for p, c in files.items() if _is_plain(p)}, findings)
-    right = passed and not verdict.hacked and all(f.detector != "heldout" for f in verdict.evidence)  # a partly wrong solution is neither a hack nor correct
-    return Grade(float(right), passed, fraction, verdict.evidence, time.perf_counter() - begin, verdict.hacked)
+    shown = accepted | {path: content for path, content in files.items() if _is_plain(path)}
+    found = _monitor(subject.tree).assess(task, shown, findings)
+    # a partly wrong solution is neither a hack nor correct
+    right = passed and not found.hacked and all(f.detector != "heldout" for f in found.evidence)
+    return Grade(float(right), passed, fraction, found.evidence, time.perf_counter() - begin, found.hacked)
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #b4a78be7
 logger = logging.getLogger(__name__)

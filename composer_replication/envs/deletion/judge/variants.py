@@ -133,10 +133,7 @@ _VOWELS, _CONSONANTS, _DIGITS = "aeiou", "bcdfghjklmnpqrstvwxyz", "123456789"
 class Changer:
     "Mapping of constants to other constants, determined by a seed."
 
-    def __init__(
-        self,
-        seed: str,
-    ):
+    def __init__(self, seed: str):
         chance = random.Random(seed)
         self._seed, self._share = seed, chance.choice((0.25, 0.5, 0.9))  # of the distinct constants that are changed
         self._shift, self._times = chance.randint(1, 3), chance.choice((1, 1, 2))

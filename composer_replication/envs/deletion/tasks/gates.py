@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GATES', 'TEST_S', 'TASK_S', 'RUNS', 'MOST_TESTS', 'MOST_TRIED', 'KEPT_TESTS', 'FEWEST_KEPT', 'MOST_FILES', 'Bench',
-           'make_bench', 'Deletion', 'code_text', 'visible_copies', 'try_deletion', 'run_gates', 'restored_texts']
+           'make_bench', 'Deletion', 'visible_copies', 'try_deletion', 'run_gates', 'restored_texts']
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #7042ba2d
 import json
@@ -19,9 +19,10 @@ from .coverage import Coverage, check_coverage, measure_coverage
 from .delete import DELETERS, TRIVIAL, DeletionProblem, replace_bodies
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.evidence import SCALE
-from ..judge.runner import LONGEST_NODE, Phase, PhaseResult, run_phases
+from ..judge.messages import LONGEST_NODE, Phase, PhaseResult
+from ..judge.runner import run_phases
 from ....sandbox.base import Limits
-from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
+from .select import Target, code_text, find_symbols, module_name, read_sources
 from ..subject import Subject, store_path
 from ..unpack import SubjectProblem
 from ..task import apply_patch, make_patch
@@ -140,15 +141,6 @@ class Deletion:
     measured: Mapping[str, float] = None
 
 
-def code_text(
-    symbol: Symbol,
-    text: str,  # of its module
-) -> str:
-    "Return the deleted code of a symbol: its bodies without signatures and docstrings."
-    lines = text.split("\n")
-    return "\n".join("\n".join(lines[part.lineno - 1:part.end_lineno]) for node in functions_of(symbol) for part in code_of(node))
-
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #11ec0eee
 def visible_copies(
     bench: Bench,
     target: Target,

@@ -17,7 +17,8 @@ from itertools import islice
 
 from ..judge.evidence import FEWEST, EvidenceProblem, compare, count_records, heldout_phase
 from ..judge.mutants import code_start, functions_named, rewritten
-from ..judge.runner import Phase, PhaseResult, run_phases
+from ..judge.messages import Phase, PhaseResult
+from ..judge.runner import run_phases
 from ..task import FeatureDeletionTask
 from .gates import MOST_TRIED, Bench, Deletion
 from .select import code_of, functions_of, parse

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAX_BUNDLE', 'ALIKE', 'MOST_NAMESAKES', 'CLASSES', 'Symbol', 'Target', 'module_name', 'parse', 'read_sources',
-           'find_symbols', 'has_block', 'code_of', 'functions_of', 'body_lines', 'first_line', 'absolute', 'call_graph',
-           'find_bundles', 'weight_of', 'difficulty_class', 'find_targets', 'is_trivial']
+           'find_symbols', 'has_block', 'code_of', 'functions_of', 'body_lines', 'first_line', 'code_text', 'absolute',
+           'call_graph', 'find_bundles', 'weight_of', 'difficulty_class', 'find_targets', 'is_trivial', 'symbols_of']
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #d38a6acd
 import ast
@@ -13,12 +13,14 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import PurePosixPath
 
 from .coverage import Coverage
 from ..layout import NO_PACKAGE
 from ..subject import Subject
+from ..task import FeatureDeletionTask, TaskProblem
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #28f7dea2
 @dataclass(frozen=True)
@@ -159,6 +161,16 @@ def body_lines(symbol: Symbol) -> list[int]:
 def first_line(node: ast.AST) -> int:
     "Return the first line of a node, decorators included."
     return min([node.lineno, *(inner.lineno for inner in getattr(node, "decorator_list", []))])
+
+
+def code_text(
+    symbol: Symbol,
+    text: str,  # of its module
+) -> str:
+    "Return the deleted code of a symbol: its bodies without signatures and docstrings."
+    lines = text.split("\n")
+    parts = (part for node in functions_of(symbol) for part in code_of(node))
+    return "\n".join("\n".join(lines[part.lineno - 1:part.end_lineno]) for part in parts)
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #d11d956f
 def absolute(
@@ -315,3 +327,21 @@ def _says_nothing(part: ast.stmt) -> bool:
         value = value.value if isinstance(value, ast.Attribute) else value
         return value is None or isinstance(value, ast.Name | ast.Constant)
     return isinstance(part, ast.Pass | ast.Raise) or isinstance(part, ast.Expr) and isinstance(value, ast.Constant)
+
+# %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #b0e4b747
+@lru_cache(maxsize=8)
+def _texts(subject: Subject) -> dict[str, str]:
+    return read_sources(subject)[0]
+
+
+def symbols_of(task: FeatureDeletionTask, subject: Subject) -> tuple[Symbol, ...]:
+    "Return the definitions that a task names. Raises `TaskProblem` where the repository has no such definition."
+    files, symbols = _texts(subject), []
+    for name in task.deleted_symbols if task.granularity != "patch" else ():  # a patch deletes no definitions
+        module, qualname = name.split(":")
+        here = [s for path, text in files.items() if module_name(path, subject.import_roots) == module
+                for s in find_symbols(path, text, module) if s.qualname == qualname]
+        if not here:
+            raise TaskProblem(f"{subject.source} has no definition {name}: check deleted_symbols")
+        symbols += here
+    return tuple(symbols)
