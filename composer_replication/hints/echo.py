@@ -10,7 +10,7 @@ import re
 
 from ..core.trace import Turn
 from .leak_check import MIN_CHARS, spaced_tokens, spellings, unquoted, visible_chars
-from ..traces.exit_status import PROMPT
+from ..traces.wrapper import PROMPT
 
 # %% ../../nbs/hints/03_echo.ipynb #666e0a3a
 _PROMPTED = re.compile(r">>> |(?![>\s])(?:" + PROMPT + r")\s*|\+{1,3} |PS [^>\n]{0,80}>\s*")

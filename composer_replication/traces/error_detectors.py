@@ -19,8 +19,9 @@ from ..core.trace import ERROR_KINDS, Trace, Turn
 from .calls import ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair, reads_only, tool_called
 from .error_text import (BROKE_OFF, ENDED_WELL, GAVE_UP, OF_THE_SHELL, SHELL_COMPLAINT, any_word,
                                                     kind_of, raised, says_error, shell_kind, tallied)
-from .exit_status import exit_status, unwrapped
-from .result_objects import error_message, object_failed, object_status, object_succeeded, objects
+from .exit_status import exit_status
+from .result_objects import error_message, object_failed, object_output, object_status, object_succeeded, objects
+from .wrapper import unwrapped
 
 # %% ../../nbs/traces/06_error_detectors.ipynb #842d283d
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def flagged(trace: Trace, position: int) -> Detection | None:
     if turn is None or turn.failed is None:
         return None
     shown, command = result_text(trace, position), command_of(trace, position)
-    code, text = exit_status(shown)
+    code, text = exit_status(shown, command=command)
     if not turn.failed:  # the tool ran; what it ran may have failed
         return None if code or object_status(shown) or filtered(command) or output_says_error(trace, position, shown) else CLEAN
     if code:
@@ -142,9 +143,9 @@ def status(trace: Trace, position: int) -> Detection | None:
         return None
     text = result_text(trace, position)
     if (code := object_status(text)) is not None:
-        output = error_message([{k: v for k, v in o.items() if k not in ("message", "content", "reason")} for o in objects(text)], "")
+        output = exit_status(object_output(text))[1]
     else:
-        code, output = exit_status(text, foot=not reads_only(trace, position))
+        code, output = exit_status(text, foot=not reads_only(trace, position), command=command_of(trace, position))
     command = command_of(trace, position)
     return None if code in (None, -1) or code == 0 and filtered(command) else shell_detection(code, output, command)  # -1: still running
 

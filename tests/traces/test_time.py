@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication import traces
-from composer_replication.traces.exit_status import exit_status, unwrapped
+from composer_replication.traces.exit_status import exit_status
+from composer_replication.traces.wrapper import unwrapped
 
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(traces.__path__[0]).rglob("*.py"))
 UNITS = " ", "\n", "<", "[", "'", "7", "a"
