@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['tasks_app', 'TaskFile', 'Kind', 'show_reports', 'make', 'stage_table', 'summary', 'validate', 'read_task_file',
-           'held_out_inputs', 'show', 'show_task']
+           'held_out_inputs', 'show_tasks', 'show_task']
 
 # %% ../../nbs/cli/01_tasks.ipynb #3e75ccd7
 import math
@@ -191,9 +191,9 @@ _COLUMNS = {"task": lambda task: task.task_id, "kind": lambda task: task.granula
             "held-out inputs": held_out_inputs}
 
 # %% ../../nbs/cli/01_tasks.ipynb #5a0c7d12
-@tasks_app.command()
+@tasks_app.command("show")
 @plainly
-def show(
+def show_tasks(
     file: TaskFile,
     task_id: Annotated[str | None, typer.Argument(metavar="TASK_ID", help="One task, by its id or a part of it; without it, a line for each.")] = None,
     as_json: AsJson = False,

@@ -19,9 +19,9 @@ import pytest
 import composer_replication
 from composer_replication.envs.deletion.judge import static_scan
 from composer_replication.envs.deletion.judge.grading import (
+    MOST_CHANGED,
     MOST_COLLECTED,
     MOST_COLLECTED_BYTES,
-    MOST_FILES,
     collect_sources,
     grade,
     refusal,
@@ -62,7 +62,7 @@ TOO_MUCH = {
     "one byte too long": ({LABELS: b"#" * (LONGEST_FILE + 1)}, f"has {LONGEST_FILE + 1} bytes"),
     "zeros": ({"src/larder/zero.py": bytes(50_000_000)}, "has 50000000 bytes"),
     "100,000 files": ({f"src/larder/m{k}.py": b"" for k in range(100_000)}, "100000 files are new or changed"),
-    "files elsewhere": ({f"m{k}.txt": b"" for k in range(MOST_FILES + 1)}, "files are new or changed"),
+    "files elsewhere": ({f"m{k}.txt": b"" for k in range(MOST_CHANGED + 1)}, "files are new or changed"),
     "many long ones": ({f"src/larder/m{k}.py": b"#" * 300_000 for k in range(4)}, "1200000 bytes more than the originals"),
     "many short lines": ({LABELS: b"x=1\n" * 90_000}, "words and signs more"),
     "in many files": ({f"src/larder/m{k}.py": b"x=1\n" * 1000 for k in range(16)}, "words and signs more"),
@@ -84,7 +84,7 @@ def test_beyond_the_bounds_is_one_sentence(task, larder, name):
 def test_up_to_the_bounds_is_judged(task, larder):
     given = {LABELS: (larder.tree / LABELS).read_bytes()}
     most = [{f"src/larder/m{k}.py": b"#" * (MOST_BYTES // 4) for k in range(4)},
-            {f"src/larder/m{k}.py": b"" for k in range(MOST_FILES)}, {LABELS: b"x=1\n" * (MOST_TOKENS // 4)}]
+            {f"src/larder/m{k}.py": b"" for k in range(MOST_CHANGED)}, {LABELS: b"x=1\n" * (MOST_TOKENS // 4)}]
     for files in ({LABELS: b"#" * LONGEST_FILE}, *most, {}, given):
         assert asked(task, larder, files) is None
     big = ("tests/test_big.py", "conftest.py", "data.bin", "other/big.py", "src/" + "d/" * 400 + "x.py", LABELS + "\u202e.py")

@@ -175,7 +175,7 @@ def test_a_sandbox_that_dies_is_a_zero(env):
 
 def test_an_episode_has_so_many_calls(env, monkeypatch):
     from composer_replication.envs.deletion import repo_tools as tools
-    monkeypatch.setattr(tools, "MOST_CALLS", 3)
+    monkeypatch.setattr(tools, "MOST_TOOL_CALLS", 3)
     env.reset(task_id="larder-initials")
     answers = [env.call(ToolCall.parse("read_file", '{"path": "pyproject.toml"}')) for _ in range(5)]
     assert [a.failed for a in answers] == [False] * 3 + [True] * 2 and "used up" in answers[3].text and env.reward() == 0.0

@@ -70,7 +70,8 @@ def test_a_public_name_has_one_meaning_in_its_room():
             continue
         room = parts[:2 if parts[0] == "envs" else 1]
         body = parsed(path).body
-        own = {name.id for node in body if isinstance(node, ast.Assign) for name in node.targets if isinstance(name, ast.Name)}
+        own = {name.id for node in body if isinstance(node, ast.Assign) for target in node.targets
+               for name in ast.walk(target) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
         own |= {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
         for name in {name for name in own if name[0] != "_"} - {"logger", "main"}:
             names.setdefault((*room, name), []).append("/".join(parts))
