@@ -92,11 +92,11 @@ class OfflineTrainer(RunTrainer):
         prompts = max(args.generation_batch_size // args.num_generations, 1)
         steps = Dataset.from_list([{"prompt": [{"role": "user", "content": "-"}]}] * prompts)
         super().__init__(model, lambda completions, **row: [0.0] * len(completions), args, steps, setup, **others)
-        self.steps = RecordedSteps(self)
-        self.add_callback(self.steps)
+        self.optimizer_steps = RecordedSteps(self)
+        self.add_callback(self.optimizer_steps)
 
     def _prepare_inputs(self, generation_batch):
         return {}
 
     def _compute_loss(self, model, inputs):
-        return self.steps.loss(model, inputs)
+        return self.optimizer_steps.loss(model, inputs)

@@ -103,10 +103,8 @@ def rollout_trees(
     return trees, counts
 
 # %% ../../nbs/training/22_rollouts.ipynb #ac9a7e0d
-def group_answers(made: Generation, group: list[Trace], size: int, source: PairSource | None) -> dict[str, Sequence]:
+def group_answers(made: Generation, group: list[Trace], size: int, source: PairSource) -> dict[str, Sequence[DPOPair]]:
     "Return the pairs, by trace id, of the groups of which this device has traces; all devices call it together."
-    if source is None:
-        return {}
     if len(group) % size:  # rows of a group are on several devices
         group = gather_object(group)[made.here.start // size * size:-(-made.here.stop // size) * size]
     scored = [trace for trace in group if trace.reward is not None]  # others show no policy
@@ -197,8 +195,8 @@ def with_channels(trainer: "RolloutTrainer", output: dict) -> dict:
         output["composer_rows"] = trainer._trees(output)
         trainer._check_teacher([row.tree for row in (*output["composer_rows"], *made.further)])
     if isinstance(made.prompts[0], list) or args.keep_rollouts:
-        steps = trainer.state.global_step, trainer._step, trainer.num_iterations
-        keep_traces(lambda: [trace for trace, *_ in trainer.traces_played()], args, *steps, trainer.accelerator.process_index)
+        now = trainer.state.global_step, trainer._step, trainer.num_iterations, trainer.accelerator.process_index
+        keep_traces(lambda: [trace for trace, *_ in trainer.traces_played()], args, *now)
     if args.kl_coef:
         output["ref_logprobs"], = models.start_logprobs(output)
         if not args.kl_in_loss:
@@ -212,7 +210,8 @@ def with_channels(trainer: "RolloutTrainer", output: dict) -> dict:
 class RolloutTrainer(RunTrainer):
     """Play the rows of a generation, score them, and turn them into a batch with trees.
 
-    Raises as `RunTrainer`, and `EnvironmentBroken` where no episode shows anything about the policy."""
+    Raises as `RunTrainer`, and `EnvironmentBroken` where no episode shows anything about the policy. Of a `RunTrainer`
+    it uses `setup`, `pair_source`, `hint_source`, `evaluations`, `distils`, `student`, `health` and `stage`."""
 
     factory: Callable | None = None  # makes environments for our loop; None: TRL's loop plays
     draw: TaskDraw | None = None  # tasks by difficulty instead of the data set's order
@@ -258,21 +257,21 @@ class RolloutTrainer(RunTrainer):
                 metrics = self._metrics["train" if self.model.training else "eval"][name]
                 metrics[:] = [*(metrics[:-1] if name.startswith("completions/") else metrics), value]
         else:
-            named = self.environment_factories
-            made.tools = [self._env_tools[name] for name in self._batch_environments] if named else [self.tools] * len(prompts)
+            names = self._batch_environments if self.environment_factories else ()
+            made.tools = [self._env_tools[name] for name in names] or [self.tools] * len(prompts)
             made.results = [one.results if isinstance(one, TrlEpisodes) else () for one in environments]
         made.prompts = prompts
         made.prompt_ids, made.completion_ids, made.mask, made.completions = output[:4]
         return output
 
     def _calculate_rewards(self, inputs, *given):
-        per_function, made, gather = super()._calculate_rewards(inputs, *given), self.generation, self.accelerator.gather
+        per_function, made = super()._calculate_rewards(inputs, *given), self.generation
         if self.factory:
             broken = [r.ending in UNSCORED and r.reward is None for r in made.rollouts]
-            per_function[gather(torch.tensor(broken, device=per_function.device))] = float("nan")
+            per_function[self.accelerator.gather(torch.tensor(broken, device=per_function.device))] = float("nan")
         made.score(per_function, self.reward_weights)
         if self.model.training:
-            self.health.note(**score_facts(made, self.num_generations, gather))
+            self.health.note(**score_facts(made, self.num_generations, self.accelerator.gather))
         if self.model.training and self.draw:
             own = per_function[:, self.reward_func_names.index("environment_reward")].tolist()
             self.draw.record(gather_object([row["task_id"] for row in inputs]), own)
@@ -291,8 +290,8 @@ class RolloutTrainer(RunTrainer):
     def _trees(self, output: dict) -> list[RolloutTree]:
         "Return one tree per row, with pairs of its own group; those of further segments go into `generation.further`."
         args, rows, made = self.args, self.traces_played(), self.generation
-        source, traces = self.pair_source if args.beta_replay else None, [trace for trace, *_ in rows]
-        pairs = group_answers(made, traces, self.num_generations, source)
+        source, traces = args.beta_replay and self.pair_source, [trace for trace, *_ in rows]
+        pairs = group_answers(made, traces, self.num_generations, source) if source else {}
         kept = output["completion_mask"].any(1).tolist()
         trees, counts = rollout_trees(made, rows, kept, pairs, self.hint_source, self.setup, args, self.student.config)
         if self.distils:

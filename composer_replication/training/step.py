@@ -204,7 +204,7 @@ def note_pass(step: OptimizerStep, part: BackwardPass, terms: dict[str, ChannelS
 
 
 def end_step(step: OptimizerStep, schedule: TAIDScheduler | None = None) -> tuple[dict[str, float], list[str]]:
-    "Close the window, move the divergence's `t` on; return the step's metrics, and sentences on how branches were read."
+    "Close the window, move the divergence's `t` on; return metrics, and sentences on how branches were read."
     weights = {"sdpo": step.args.alpha_sdpo, "replay": step.args.beta_replay}
     metrics = step.window.close([name for name, weight in weights.items() if weight])
     if schedule:

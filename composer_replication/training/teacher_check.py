@@ -140,7 +140,7 @@ def teacher_fault(reading: TeacherReading | None) -> str | None:  # None where a
 
 # %% ../../nbs/training/15_teacher_check.ipynb #e014ff76
 def report_fault(reading: TeacherReading | None, health: HealthCallback, stop: bool) -> None:
-    "Warn of the first fault of any device; all call it together. Raises `TeacherCheckProblem` if it is to stop the run."
+    "Warn of the first fault of any device; all call it together. Raises `TeacherCheckProblem` if it is to stop."
     faults = [fault for had, fault in gather_object([(bool(reading), teacher_fault(reading))]) if had]
     health.watch.teacher_checked = bool(faults)
     if fault := next((f for f in faults if f), None):

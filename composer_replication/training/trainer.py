@@ -29,26 +29,16 @@ from .reading import Models
 from .rollouts import RolloutTrainer, play_generation
 from ..replay.pairs import PairSource
 from .fit import check_model, check_positions, model_config, sharded_module
+from .segments import segment_columns
 from .setup import Setup, check_held_out, prepare
 from .step import Steps
 from ..tree.recorded import trace_limit
 
 # %% ../../nbs/training/23_trainer.ipynb #4e1d0a01
-def _batch_of(segment, device):
-    "Return a segment's tokens as a batch of one row."
-    ids = {"prompt_ids": segment.prompt_ids, "completion_ids": segment.completion_ids}
-    masks = {name.replace("ids", "mask"): [1] * len(values) for name, values in ids.items()}
-    return {name: torch.tensor([values], device=device) for name, values in (ids | masks).items()}
-
-
 @torch.no_grad()
-def kl_sums(
-    models: Models,
-    segments: Sequence[SegmentTokens],
-    device: torch.device,
-) -> Counter:
+def kl_sums(models: Models, segments: Sequence[SegmentTokens], device: torch.device) -> Counter:
     "Return as `kl` the sum of log(policy / start) over sampled tokens in nats, and as `tokens` their number."
-    batches = [_batch_of(segment, device) for segment in segments]
+    batches = [segment_columns([segment], 0, device) for segment in segments]
     start, now, sums = models.start_logprobs(*batches), models.own_logprobs(*batches), Counter()
     for segment, ours, theirs in zip(segments, now, start):
         mask = torch.tensor([segment.completion_mask], device=ours.device)
@@ -129,7 +119,8 @@ def check_run(
 class ComposerReplicationTrainer(RolloutTrainer):
     """GRPO, or another policy objective, with SDPO at error turns and trace-replay DPO in one step.
 
-    Raises `InputProblem` and `TemplateProblem` before any weight is loaded, then as `RolloutTrainer` and `Steps`."""
+    Raises `InputProblem` and `TemplateProblem` before any weight is loaded, then as `RolloutTrainer` and `Steps`.
+    Of a `RunTrainer` it uses `student`, `means` and `stage`."""
 
     steps_kind = Steps  # another if sharded
 
@@ -176,8 +167,8 @@ class ComposerReplicationTrainer(RolloutTrainer):
         super().__init__(model, rewards or None, args, train_dataset, setup, kl_to_start, **others)
         if self.factory:
             self.mask_truncated_completions = False  # TRL looks at the last token, we at endings
-        self.steps = self.steps_kind(self)
-        self.add_callback(self.steps)
+        self.optimizer_steps = self.steps_kind(self)
+        self.add_callback(self.optimizer_steps)
         if guard is not None:
             self.add_callback(HeldOutGuardCallback(guard, self.held_out, args.guard_steps))
         if draw:
@@ -192,7 +183,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training and self._buffered_inputs is not held:
             self._buffered_inputs = self._ordered(self._buffered_inputs, self.args.gradient_accumulation_steps)
-            inputs = self.steps.inputs_of(self._step)
+            inputs = self.optimizer_steps.inputs_of(self._step)
         return inputs
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **others):
@@ -210,7 +201,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         counts = torch.stack([mask.sum(), mask.new_tensor(len(mask)), mask.any(1).sum()])
         tokens, *sequences = self.accelerator.reduce(counts, "sum").tolist()
         with means.of_pass(metrics, tokens, sequences if args.importance_sampling_level == "sequence" else None):
-            loss = self.steps.loss(model, inputs) if training and has_terms else trl_loss(model, inputs)
+            loss = self.optimizer_steps.loss(model, inputs) if training and has_terms else trl_loss(model, inputs)
         if training and self.accelerator.sync_gradients:
             means.close(metrics)
         return loss

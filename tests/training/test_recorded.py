@@ -73,13 +73,13 @@ def test_an_optimizer_step_reads_less_and_has_the_same_loss_and_gradients(teache
             per_device_train_batch_size=2, max_steps=1, save_strategy="no", logging_steps=1)
         trainer = OfflineTrainer(embedded_model().double(), config, embedded_tokenizer(), default_composite(), traces=examples)
         for name in ("recorded_trees", "_pack_recorded"):
-            monkeypatch.setattr(trainer.steps, name, getattr(kind, name).__get__(trainer.steps))
+            monkeypatch.setattr(trainer.optimizer_steps, name, getattr(kind, name).__get__(trainer.optimizer_steps))
         tokens, grads = [], {}
         trainer.model.get_input_embeddings().register_forward_hook(
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
         for name, p in trainer.model.named_parameters():
             p.register_post_accumulate_grad_hook(lambda p, name=name, grads=grads: grads.update({name: p.grad.clone()}))
-        drawn = [[tree.trace_id for tree in trainer.steps.recorded_trees(step)] for step in range(4)]
+        drawn = [[tree.trace_id for tree in trainer.optimizer_steps.recorded_trees(step)] for step in range(4)]
         trainer.train()
         logged = trainer.state.log_history[0]
         logged = {name: logged[name] for name in ("loss", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs")}

@@ -96,9 +96,7 @@ class ShardedModels(Models):
 class ShardedSteps(Steps):
     "Steps with equally many passes on all devices."
 
-    def __init__(self, trainer):
-        super().__init__(trainer)
-        self.levels = []  # of the coming backward passes
+    levels = ()  # of the coming backward passes
 
     def begin(self):
         "Also compute the levels of the optimizer step's backward passes, and log the share of idle passes."
