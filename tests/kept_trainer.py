@@ -11,6 +11,7 @@ from composer_replication.losses.batch import TraceExample
 from composer_replication.replay.pairs import group_pairs, sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.step import Steps
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 ONE_STEP = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0,
@@ -43,15 +44,20 @@ class Kept(ComposerReplicationTrainer):
         return self.steps[-1]
 
 
-class Compared(ComposerReplicationTrainer):
-    "Keeps logits of both sides at hinted turns, from whole hidden states, and channel 2's sum, pass by pass."
+class ComparedSteps(Steps):
+    "Keeps for the trainer logits of both sides at hinted turns, from whole hidden states, and channel 2's sum, pass by pass."
 
-    def _total(self, step, terms):
-        if step.sites:
-            rows, (states, head) = step.forward.hidden[tuple(step.batch.sdpo_student.T)].detach(), step.teacher
-            passed = self.student.lm_head(rows).detach(), head.logits(states), terms["sdpo"].total.item()
-            self.passes = [*getattr(self, "passes", []), passed]
-        return super()._total(step, terms)
+    def _total(self, part, terms):
+        if part.sites:
+            t, (states, head) = self.trainer, part.teacher
+            rows = part.forward.hidden[tuple(part.batch.sdpo_student.T)].detach()
+            passed = t.student.lm_head(rows).detach(), head.logits(states), terms["sdpo"].total.item()
+            t.passes = [*getattr(t, "passes", []), passed]
+        return super()._total(part, terms)
+
+
+class Compared(ComposerReplicationTrainer):
+    steps_kind = ComparedSteps
 
 
 def made(folder, environment=world.Files, rows=8, model=None, kind=Kept, given=None, **changes):

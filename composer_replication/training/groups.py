@@ -6,6 +6,7 @@
 __all__ = ['equal_groups', 'failed_groups', 'route_rows', 'TaskDraw', 'KeepsDraw']
 
 # %% ../../nbs/training/13_groups.ipynb #57800e4d
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -74,9 +75,9 @@ class TaskDraw:
         return [self.rows[tasks[place // group]] for place in range(rank * rows, (rank + 1) * rows)]
 
     def record(self, tasks: Sequence[str], rewards: Sequence[float | None]) -> None:
-        "Record scored episodes."
+        "Record scored episodes; those without a reward (None, NaN) are left out."
         for task, reward in zip(tasks, rewards, strict=True):
-            if reward is not None:
+            if reward is not None and not math.isnan(reward):
                 self.curriculum.record(str(task), min(max(reward, 0.0), 1.0))
 
 # %% ../../nbs/training/13_groups.ipynb #ac36be5c

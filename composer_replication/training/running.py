@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import gather_object
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
@@ -25,9 +24,10 @@ from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomp
 from .config import ComposerReplicationConfig
 from .health import HealthCallback
 from .model_check import check_scoring
+from .reading import Models
 from .setup import Setup
 from .teacher import causal_lm, make_teacher, reference_policy, without_dropout
-from .teacher_check import TeacherCheckProblem, check_teacher, teacher_fault
+from .teacher_check import check_teacher, report_fault
 from .window import PassMeans
 from ..tree.build import Tree
 from ..tree.forward import start_problem
@@ -185,7 +185,6 @@ class Resume(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         t = self.trainer
-        t.step = None  # one may be under way where an error ended an earlier run of this trainer
         if t.schedule:
             t.schedule.total_steps = state.max_steps
         for _ in range(int(state.epoch or 0)) if self.sampler is not None else ():
@@ -237,7 +236,8 @@ class RunTrainer(GRPOTrainer):
         kl_to_start: bool = False,  # keep the start policy as a reference even where no loss needs it
         **others,  # as TRL's
     ):
-        self.setup, self.step, self.evaluations = setup, None, 0  # the optimizer step under way
+        self.setup, self.hint_source, self.pair_source = setup, setup.hint_source, setup.pair_source
+        self.evaluations = 0  # generations played to evaluate, which name their episodes
         self.resume, self.interrupt = Resume(self), InterruptCallback()
         self.health = HealthCallback(lambda: self._metrics["train"])
         self.means = {"train": PassMeans(), "eval": PassMeans()}
@@ -271,23 +271,20 @@ class RunTrainer(GRPOTrainer):
         steps = self.args.sdpo_steps
         return self.args.alpha_sdpo > 0 and (steps is None or self.state.global_step < steps)
 
-    @property
-    def divergence(self):
-        "Return channel 2's divergence at this step of the run."
-        return self.args.divergence(self.schedule.t if self.schedule else 1.0)
+    def _models(self) -> Models:
+        "Return the policies as they are now, and how they are read."
+        a, deepspeed = self.args, self.is_deepspeed_enabled
+        own_head = not (deepspeed or self.aux_loss_enabled or a.cast_lm_head_to_fp32)
+        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature,
+                      deepspeed, own_head, a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
 
     def _check_teacher(self, trees: Sequence[Tree]) -> None:
         "Check the teacher once, at the first hinted turns. Raises `TeacherCheckProblem` if `teacher_check` is `stop`."
         if not trees or not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
             return
         with self.accelerator.autocast():
-            measures = check_teacher(self.teacher, trees, self.setup.chat)
-        faults = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]
-        self.health.watch.teacher_checked = bool(faults)
-        if fault := next((f for f in faults if f), None):
-            if self.args.teacher_check == "stop":
-                raise TeacherCheckProblem(fault)
-            self.health.warn("teacher", fault)
+            reading = check_teacher(self.teacher, trees, self.setup.chat)
+        report_fault(reading, self.health, stop=self.args.teacher_check == "stop")
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         "Train as transformers does; True goes on, if it can. Raises `InputProblem` for a damaged checkpoint or used folder."

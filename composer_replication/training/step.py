@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OptimizerStep', 'channel_of', 'sdpo_term', 'kl_term', 'pairs_term', 'recorded_terms', 'begin_pass', 'channel_terms',
-           'check_finite', 'note_pass', 'end_step', 'StepTrainer']
+           'check_finite', 'note_pass', 'end_step', 'Steps']
 
 # %% ../../nbs/training/21_step.ipynb #da0edf88
 from collections.abc import Callable
@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from ..losses.channels import ChannelSum, pair_logps, preference_loss, replay_sum, sdpo_sum, sdpo_terms
 from ..losses.chunked import lm_head
+from ..losses.distill import TAIDScheduler
 from ..losses.divergences import Divergence, TokenDivergence
 from .batches import NonFiniteLoss, report_not_finite, sampled_mask
 from .config import ComposerReplicationConfig
@@ -201,84 +203,88 @@ def note_pass(step: OptimizerStep, part: BackwardPass, terms: dict[str, ChannelS
     stats.update(f"branches/{way}" for way in part.ways)
 
 
-def end_step(step: OptimizerStep) -> tuple[dict[str, float], list[str]]:
-    "Close the window; return the metrics of the step, and sentences on how branches were read."
+def end_step(step: OptimizerStep, schedule: TAIDScheduler | None = None) -> tuple[dict[str, float], list[str]]:
+    "Close the window, move the divergence's `t` on; return metrics, and sentences on how branches were read."
     weights = {"sdpo": step.args.alpha_sdpo, "replay": step.args.beta_replay}
     metrics = step.window.close([name for name, weight in weights.items() if weight])
+    if schedule:
+        metrics["sdpo/t"] = schedule.t
+        schedule.step(metrics["sdpo/loss"] if step.window.tokens else None)
     ways = [way for way in WAYS if metrics.get(f"branches/{way}")]
     why = {way: f": {trunk_problem(step.models.student)}" if way == "rows" else "" for way in ways}
     return metrics, [f"Hinted turns and answers of pairs are read {WAYS[way]}{why[way]}." for way in ways]
 
 # %% ../../nbs/training/21_step.ipynb #3836630e
-class StepTrainer(RunTrainer):
-    "Compute the loss of all channels. Raises `NonFiniteLoss`, and `AlignmentError` for a branch off its turn."
+class Steps(TrainerCallback):
+    "The loss of all channels, step by step. Raises `NonFiniteLoss`, and `AlignmentError` for a branch off its turn."
 
-    def _models(self) -> Models:
-        a, deepspeed = self.args, self.is_deepspeed_enabled
-        own_head = not (deepspeed or self.aux_loss_enabled or a.cast_lm_head_to_fp32)
-        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature,
-                      deepspeed, own_head, a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
+    def __init__(self, trainer: RunTrainer):
+        self.trainer, self.now = trainer, None  # the optimizer step under way
 
-    def _recorded_trees(self, step: int) -> list[Tree]:
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.now = None  # one may be under way where an error ended an earlier run of this trainer
+
+    def recorded_trees(self, number: int) -> list[Tree]:
         "Return the recorded traces of one backward pass on this device."
-        a, device = self.args, (self.accelerator.process_index, self.accelerator.num_processes)
-        return recorded_trees(self.setup.recorded, a.replay_batch_size, step, a.seed, *device)
+        t, a, d = self.trainer, self.trainer.args, self.trainer.accelerator
+        return recorded_trees(t.setup.recorded, a.replay_batch_size, number, a.seed, d.process_index, d.num_processes)
 
-    def _pack_recorded(self, step: int) -> PackedBatch | None:
-        trees = self._recorded_trees(step)
-        return pack_trees(trees, self.setup.tokenizer.pad_token_id).to(self.accelerator.device) if trees else None
+    def _pack_recorded(self, number: int) -> PackedBatch | None:
+        t, trees = self.trainer, self.recorded_trees(number)
+        return pack_trees(trees, t.setup.tokenizer.pad_token_id).to(t.accelerator.device) if trees else None
 
-    def _inputs_of(self, step: int) -> dict:
+    def inputs_of(self, number: int) -> dict:
         "Return TRL's batch for a backward pass of this optimizer step; empty where there are no rollouts."
-        return self._buffered_inputs[step % self.args.steps_per_generation] if self._buffered_inputs else {}
+        held = self.trainer._buffered_inputs
+        return held[number % self.trainer.args.steps_per_generation] if held else {}
 
-    def _begin_step(self) -> OptimizerStep:
+    def begin(self) -> OptimizerStep:
         "Count tokens and pairs of the optimizer step that begins, on all devices."
-        steps = range(self._step, self._step + self.current_gradient_accumulation_steps)
-        inputs = [self._inputs_of(step) for step in steps]
+        t = self.trainer
+        t.stage(f"step {t.state.global_step + 1}: loss and backward")
+        numbers = range(t._step, t._step + t.current_gradient_accumulation_steps)
+        inputs = [self.inputs_of(number) for number in numbers]
         trees = [row.tree for rows in inputs for row in rows.get("composer_rows", ())]
-        trees += [tree for step in steps for tree in self._recorded_trees(step)]
-        window = Window.of(self.accelerator, trees, sum(sampled_mask(rows).sum().item() for rows in inputs if rows))
-        return OptimizerStep(self._models(), window, self.args, self.divergence, self.distils, self.state.global_step)
+        trees += [tree for number in numbers for tree in self.recorded_trees(number)]
+        window = Window.of(t.accelerator, trees, sum(sampled_mask(rows).sum().item() for rows in inputs if rows))
+        divergence = t.args.divergence(t.schedule.t if t.schedule else 1.0)
+        return OptimizerStep(t._models(), window, t.args, divergence, t.distils, t.state.global_step)
 
     def _begin_pass(self, inputs: dict) -> BackwardPass:
-        return begin_pass(self.step, inputs, self._pack_recorded(self._step), self.setup.tokenizer.pad_token_id)
+        t = self.trainer
+        return begin_pass(self.now, inputs, self._pack_recorded(t._step), t.setup.tokenizer.pad_token_id)
 
     def _policy_loss(self, model, part: BackwardPass) -> torch.Tensor:
         "Return TRL's loss, whose pass of the student serves all channels."
-        step, called = self.step, self.accelerator.unwrap_model(self.model)
-        with step.window.timed("policy"), student_pass(step.models, part, called, step.divergence) as forward:
-            return GRPOTrainer._compute_loss(self, step.models.as_trl_calls(model, forward), part.inputs)
+        t, models = self.trainer, self.now.models
+        called = t.accelerator.unwrap_model(t.model)
+        with self.now.window.timed("policy"), student_pass(models, part, called, self.now.divergence) as forward:
+            return GRPOTrainer._compute_loss(t, models.as_trl_calls(model, forward), part.inputs)
 
     def _total(self, part: BackwardPass, terms: dict[str, ChannelSum]) -> torch.Tensor:
-        return self.step.total(terms)
+        return self.now.total(terms)
 
-    def _end_step(self) -> None:
-        metrics, sentences = end_step(self.step)
-        self.ways |= {sentence: False for sentence in sentences if sentence not in self.ways}
-        if self.schedule:
-            metrics["sdpo/t"] = self.schedule.t
-            self.schedule.step(metrics["sdpo/loss"] if self.step.window.tokens else None)
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-        self.step = None
-
-    def _summed_loss(self, model, inputs: dict) -> torch.Tensor:
-        "Return the loss of all channels in a training pass."
-        if self.step is None:
-            self.stage(f"step {self.state.global_step + 1}: loss and backward")
-            self.step = self._begin_step()
-        step, part = self.step, self._begin_pass(inputs)
-        self._check_teacher(part.recorded.trees if part.recorded else ())  # rollouts: with their generation
+    def loss(self, model, inputs: dict) -> torch.Tensor:
+        "Return the loss of all channels in a training pass; `inputs` are TRL's."
+        t, self.now = self.trainer, self.now or self.begin()
+        step, part = self.now, self._begin_pass(inputs)
+        t._check_teacher(part.recorded.trees if part.recorded else ())  # rollouts: with their generation
 
         def student_side():
             terms = channel_terms(step, part, lambda: self._policy_loss(model, part))
-            check_finite(step, part, terms, self._step)
+            check_finite(step, part, terms, t._step)
             total = self._total(part, terms)
             note_pass(step, part, terms)
-            if self.accelerator.sync_gradients:
-                self._end_step()
+            if t.accelerator.sync_gradients:
+                self._end()
             return total
 
         with branches_cached(step.models, part):
             return step.models.within(student_side)
+
+    def _end(self) -> None:
+        t, (metrics, sentences) = self.trainer, end_step(self.now, self.trainer.schedule)
+        t.ways |= {sentence: False for sentence in sentences if sentence not in t.ways}
+        for name, value in metrics.items():
+            t._metrics["train"][name].append(value)
+        self.now = None

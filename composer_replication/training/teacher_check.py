@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TEACHER_RULES', 'SITES', 'TeacherReading', 'TeacherCheckProblem', 'token_measures', 'without_hints', 'read_hints',
-           'few_sites', 'check_teacher', 'teacher_fault']
+           'few_sites', 'check_teacher', 'teacher_fault', 'report_fault']
 
 # %% ../../nbs/training/15_teacher_check.ipynb #0ee641d2
 import json
@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from accelerate.utils import gather_object
 
 from ..core.errors import Problem
 from ..losses.channels import teacher_states
 from ..losses.chunked import map_rows
 from ..traces.siblings import squeeze
+from .health import HealthCallback
 from .rules import Rule, broken
 from .teacher import TeacherPolicy
 from ..tree.build import Tree
@@ -135,3 +137,13 @@ def teacher_fault(reading: TeacherReading | None) -> str | None:  # None where a
     "Return one sentence on the teacher's faults."
     bad = [rule for rule in TEACHER_RULES if reading and broken(rule.sound, reading)]
     return "Teacher check: " + "; ".join(f"{rule.text(reading)} ({rule.key} {getattr(reading, rule.key):.3g})" for rule in bad) + "." if bad else None
+
+# %% ../../nbs/training/15_teacher_check.ipynb #e014ff76
+def report_fault(reading: TeacherReading | None, health: HealthCallback, stop: bool) -> None:
+    "Warn of the first fault of any device; all call it together. Raises `TeacherCheckProblem` if it is to stop."
+    faults = [fault for had, fault in gather_object([(bool(reading), teacher_fault(reading))]) if had]
+    health.watch.teacher_checked = bool(faults)
+    if fault := next((f for f in faults if f), None):
+        if stop:
+            raise TeacherCheckProblem(fault)
+        health.warn("teacher", fault)

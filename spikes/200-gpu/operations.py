@@ -27,7 +27,7 @@ from composer_replication.tree.template import probe_template
 
 LAYERS, TOKENS = {"0.5B": 24, "7B LoRA": 28}, 1024
 BOUND = {"sdpo, live": 1.3, "all, live": 1.8}  # operations over GRPO's
-PARTS = {(training_step.StepTrainer, "_policy_loss"): "student forward, policy", (Models, "read_teacher"): "teacher",
+PARTS = {(training_step.Steps, "_policy_loss"): "student forward, policy", (Models, "read_teacher"): "teacher",
          (Models, "read_reference"): "reference", (training_step, "sdpo_term"): "SDPO", (training_step, "pairs_term"): "DPO"}
 TIMED = [(64, 2, 200, 2), (64, 4, 1000, 4), (128, 4, 1000, 4)]  # width, layers, tokens, error turns
 STEPS = 10

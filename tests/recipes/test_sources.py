@@ -250,7 +250,7 @@ def test_the_context_of_a_model_with_code_of_its_own_is_read_where_that_is_allow
 
 def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
     trainer = make_trainer(load_recipe(write(tmp_path, teacher="live", max_steps=1, replay_batch_size=1, save_strategy="no")))
-    [drawn] = trainer._recorded_trees(0)
+    [drawn] = trainer.optimizer_steps.recorded_trees(0)
     next(trainer.student.parameters()).data.fill_(float("nan"))
     with pytest.raises(NonFiniteLoss, match=f"channel '(sdpo|replay)' is not finite at step 1; traces: '{drawn.trace_id}'"):
         trainer.train()

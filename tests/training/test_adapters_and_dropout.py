@@ -18,6 +18,7 @@ from composer_replication.recipes.memory_estimate import count_parameters
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.step import Steps
 from composer_replication.training.teacher import without_dropout
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
@@ -71,12 +72,16 @@ def test_nothing_is_dropped_where_it_is_scored(name):
     assert passes_differ(without_dropout(model)) < (1e-4 if adapted else 1e-5)
 
 
-class Scored(ComposerReplicationTrainer):
-    "Keeps the log-probabilities of the policy objective's pass."
+class ScoredSteps(Steps):
+    "Keeps the last pass, with the log-probabilities of the policy objective, for the trainer."
 
     def _policy_loss(self, model, part):
-        self.seen = part
+        self.trainer.seen = part
         return super()._policy_loss(model, part)
+
+
+class Scored(ComposerReplicationTrainer):
+    steps_kind = ScoredSteps
 
 
 @pytest.mark.parametrize("where", ["model", "adapter"])

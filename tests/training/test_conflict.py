@@ -7,6 +7,7 @@ import torch
 from played import played_once
 from trainer_script import make
 
+from composer_replication.training.step import Steps
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.training.window import conflict_metrics, conflict_sums
 
@@ -41,26 +42,31 @@ def test_no_token_in_common_logs_nothing():
     assert conflict_metrics({}) == {}
 
 
-class Apart(ComposerReplicationTrainer):
-    "Takes each term's gradient by a whole backward pass of its own, before the step's."
+class StepsApart(Steps):
+    "Takes each term's gradient by a whole backward pass of its own, before the step's, and keeps it for the trainer."
 
-    def _total(self, step, terms):
-        self.apart = getattr(self, "apart", [])
-        if step.sites:
-            hidden, found = step.forward.hidden, {}
+    def _total(self, part, terms):
+        t = self.trainer
+        t.apart = getattr(t, "apart", [])
+        if part.sites:
+            hidden, found = part.forward.hidden, {}
             hidden.retain_grad()
             for name in ("policy", "sdpo"):
-                kept = [p.grad for p in self.student.parameters()]
-                self.student.zero_grad()
+                kept = [p.grad for p in t.student.parameters()]
+                t.student.zero_grad()
                 hidden.grad = None
-                (terms[name].total * self.step.weights[name]).backward(retain_graph=True)
+                (terms[name].total * self.now.weights[name]).backward(retain_graph=True)
                 found[name] = hidden.grad.double().clone()
-                for p, grad in zip(self.student.parameters(), kept):
+                for p, grad in zip(t.student.parameters(), kept):
                     p.grad = grad
-            rewards = [row.trace.reward for row in step.inputs["composer_rows"]]
-            places = step.batch.sdpo_student.tolist()
-            self.apart.append([(found["policy"][row, at], found["sdpo"][row, at], rewards[row]) for row, at in places])
-        return super()._total(step, terms)
+            rewards = [row.trace.reward for row in part.inputs["composer_rows"]]
+            places = part.batch.sdpo_student.tolist()
+            t.apart.append([(found["policy"][row, at], found["sdpo"][row, at], rewards[row]) for row, at in places])
+        return super()._total(part, terms)
+
+
+class Apart(ComposerReplicationTrainer):
+    steps_kind = StepsApart
 
 
 @pytest.mark.parametrize("changes", [{}, {"teacher": "live", "sdpo_support": "full", "beta_replay": 0.0}])
@@ -93,20 +99,24 @@ def test_to_log_it_changes_no_weight(tmp_path):
     assert said and not silent and all(torch.equal(plain[name], logged[name]) for name in plain)
 
 
-class Gated(ComposerReplicationTrainer):
+class GatedSteps(Steps):
     "Keeps channel 2's term, and the same in closed form from logits: reverse KL over the whole vocabulary, times the gate."
 
-    def _total(self, step, terms):
+    def _total(self, part, terms):
         if "sdpo" not in terms:
-            return super()._total(step, terms)
-        term, labels, (states, head) = terms["sdpo"], step.batch.sdpo_labels[:, None], step.teacher
+            return super()._total(part, terms)
+        term, labels, (states, head) = terms["sdpo"], part.batch.sdpo_labels[:, None], part.teacher
         with torch.no_grad():
-            hidden = step.forward.hidden[tuple(step.batch.sdpo_student.T)]
-            student, teacher = (logits.double().log_softmax(-1) for logits in (self.student.lm_head(hidden), head.logits(states)))
+            hidden, lm_head = part.forward.hidden[tuple(part.batch.sdpo_student.T)], self.trainer.student.lm_head
+            student, teacher = (logits.double().log_softmax(-1) for logits in (lm_head(hidden), head.logits(states)))
             apart = (student.exp() * (student - teacher)).sum(-1)
             gate = 1 / (1 + torch.exp(-5 * (teacher.gather(1, labels) - student.gather(1, labels))[:, 0]))
-        self.seen = step, term, (apart * gate).sum().item(), apart.sum().item()
-        return super()._total(step, terms)
+        self.trainer.seen = part, term, (apart * gate).sum().item(), apart.sum().item()
+        return super()._total(part, terms)
+
+
+class Gated(ComposerReplicationTrainer):
+    steps_kind = GatedSteps
 
 
 @pytest.mark.parametrize("gate", ["failed", "none"])

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kept_trainer import Compared, trained
+from kept_trainer import Compared, ComparedSteps, trained
 
 from composer_replication.losses.channels import sdpo_sum
 from composer_replication.losses.chunked import TokenTerms
@@ -24,16 +24,20 @@ def test_a_sum_weighs_each_token_by_its_capped_ratio():
     assert sdpo_sum(terms, batch, None, 3.0).total.item() == 7.0  # the policy has sampled these tokens as it is
 
 
-class Weighed(Compared):
-    "Keeps the log-probabilities of hinted turns' tokens when they were sampled."
+class WeighedSteps(ComparedSteps):
+    "Keeps for the trainer the log-probabilities of hinted turns' tokens when they were sampled."
 
-    def _total(self, step, terms):
-        if step.sites:
-            batch = step.batch
+    def _total(self, part, terms):
+        if part.sites:
+            t, batch = self.trainer, part.batch
             row, place = batch.sdpo_student.T
-            old = step.inputs["sampling_per_token_logps"][row, place + 1 - step.inputs["prompt_ids"].shape[1]]
-            self.sampled = [*getattr(self, "sampled", []), (batch.sdpo_labels, old)]
-        return super()._total(step, terms)
+            old = part.inputs["sampling_per_token_logps"][row, place + 1 - part.inputs["prompt_ids"].shape[1]]
+            t.sampled = [*getattr(t, "sampled", []), (batch.sdpo_labels, old)]
+        return super()._total(part, terms)
+
+
+class Weighed(Compared):
+    steps_kind = WeighedSteps
 
 
 def test_the_second_step_on_a_generation_is_weighed_by_its_ratios(tmp_path):

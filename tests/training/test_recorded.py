@@ -11,8 +11,8 @@ from composer_replication.losses.batch import TraceExample
 from composer_replication.losses.compose import compose_loss
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.offline import OfflineTrainer
-from composer_replication.training.step import StepTrainer
+from composer_replication.training.offline import OfflineTrainer, RecordedSteps
+from composer_replication.training.step import Steps
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.pack import pack_trees
@@ -66,20 +66,20 @@ def test_an_optimizer_step_reads_less_and_has_the_same_loss_and_gradients(teache
     traces, found = sorted(toy_traces(), key=lambda trace: len(trace.turns))[:120:10], []
     examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings", "recovery"]))]
     monkeypatch.setitem(LAYER_WORTH, "cpu", -math.inf)
-    for kind in (StepTrainer, OfflineTrainer):
+    for kind in (Steps, RecordedSteps):
         config = ComposerReplicationConfig(
             str(tmp_path), report_to="none", bf16=False, use_cpu=True, disable_tqdm=True, teacher=teacher, beta_replay=0.5,
             gradient_checkpointing=checkpointing, replay_batch_size=2, gradient_accumulation_steps=2, num_generations=2,
             per_device_train_batch_size=2, max_steps=1, save_strategy="no", logging_steps=1)
         trainer = OfflineTrainer(embedded_model().double(), config, embedded_tokenizer(), default_composite(), traces=examples)
-        for name in ("_recorded_trees", "_pack_recorded"):
-            monkeypatch.setattr(trainer, name, getattr(kind, name).__get__(trainer))
+        for name in ("recorded_trees", "_pack_recorded"):
+            monkeypatch.setattr(trainer.optimizer_steps, name, getattr(kind, name).__get__(trainer.optimizer_steps))
         tokens, grads = [], {}
         trainer.model.get_input_embeddings().register_forward_hook(
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
         for name, p in trainer.model.named_parameters():
             p.register_post_accumulate_grad_hook(lambda p, name=name, grads=grads: grads.update({name: p.grad.clone()}))
-        drawn = [[tree.trace_id for tree in trainer._recorded_trees(step)] for step in range(4)]
+        drawn = [[tree.trace_id for tree in trainer.optimizer_steps.recorded_trees(step)] for step in range(4)]
         trainer.train()
         logged = trainer.state.log_history[0]
         logged = {name: logged[name] for name in ("loss", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs")}

@@ -170,7 +170,7 @@ def test_a_step_equals_the_slow_reference(name, way, tmp_path, monkeypatch):
     for seen in window:
         policy = policy_term(student, seen["inputs"], args.max_completion_length) / len(window) + policy
         here = sdpo_terms(student, teachers, seen["inputs"]) if args.alpha_sdpo else []
-        trees = [r.tree for r in seen["inputs"]["composer_rows"]] + trainer._recorded_trees(seen["step"])
+        trees = [r.tree for r in seen["inputs"]["composer_rows"]] + trainer.optimizer_steps.recorded_trees(seen["step"])
         pairs = dpo_terms(student, references[0], trees) if args.beta_replay else []
         want.append((here, pairs))
         sdpo, dpo = sdpo + here, dpo + pairs
