@@ -25,8 +25,7 @@ _FIELDS = {  # lines that tools write beside an exit status, an example of each:
     "Command: make -j2": r"command: .*",
     "Timed out: false": r"(?:timed ?out|truncated): *(?:true|false|yes|no)",
     "Error: (none)": r"[^:\n]{1,40}: *\((?:none|empty|root)\)",
-    "---": r"[-=]{3,}",
-    "": ""}
+    "---": r"[-=]{3,}"}
 _LOOKED_PAST = {  # other lines between which a status may stand, which stay in the output
     "[The command has no new output]": r"[\[(<{].*[\])>}]",
     "Title: a page": r"[a-z][\w /.()-]{0,40}:(?:\s.*|)",
@@ -41,8 +40,8 @@ _DETAILS = {  # what tools write behind the status on its line, an example of ea
 
 
 def _line(*tables: dict[str, str]) -> re.Pattern:
-    "Join the patterns of tables."
-    return re.compile(rf"\s*(?:{'|'.join(chain(*(table.values() for table in tables)))})\s*", re.I)
+    "Join the patterns of tables; a blank line fits too."
+    return re.compile(rf"\s*(?:(?:{'|'.join(chain(*(table.values() for table in tables)))})\s*)?", re.I)
 
 
 _FOOT, _BESIDE, _DETAIL = _line(FEET), _line(_FIELDS, FEET), _line(_FIELDS, _DETAILS)

@@ -38,6 +38,10 @@ PRINTED = {  # what programs print where nothing says their exit status
     "psql": 'psql: error: connection to server at "localhost" failed: Connection refused\n',
     "sqlite3 a.db": "Parse error near line 1: no such column: x\n",
     "php a.php": "PHP Fatal error:  Uncaught Error: Call to undefined function x() in /w/a.php:1\n",
+    "perl a.pl": "reading\nno such town: X at a.pl line 3.\n", "perl b.pl": "no such town at lib/B.pm line 3, <STDIN> line 7.",
+    "perl c.pl": 'syntax error at c.pl line 2, near "my $"\nExecution of c.pl aborted due to compilation errors.\n',
+    "perl d.pl": "Can't locate A.pm in @INC (you may need to install the A module) (@INC entries checked: "
+                 + " ".join(f"/usr/lib/perl5/{n}" for n in range(9)) + ") at d.pl line 1.\nBEGIN failed--compilation aborted at d.pl line 1.",
     "lua a.lua": "lua: a.lua:1: attempt to call a nil value (global 'x')\nstack traceback:\n\t[C]: in ?\n",
 }
 FINE = {
@@ -46,6 +50,8 @@ FINE = {
     "ruff check --fix": "Found 1 error (1 fixed, 0 remaining).", "make help": "Exit codes:\n0 fine\n1 failed",
     "python a.py": "errors: 12", "python train.py": "step 100\ntest error: 0.02", "./logs": "12:00:01 ERROR retried, went on",
     "mvn test": "Tests run: 3, Failures: 0, Errors: 0, Skipped: 0", "pytest a; pytest b": "1 failed in 0.1s\n==== 3 passed in 0.1s ====",
+    "perl a.pl": "Use of uninitialized value $x in addition (+) at a.pl line 3.\n7", "perl b.pl": "7\nArgument \"a\" isn't numeric at b.pl line 2.",
+    "perl c.pl": "we met at noon, see line 3.",
     "git log -3": "a.c:1:2: error: expected ';'\n1 error generated.", "cat log": "2 tests, 1 failure", "ls": "no error: all fine",
 }  # fmt: skip
 
@@ -78,6 +84,7 @@ def test_a_tally_counts_more_than_one_thing_and_is_no_sentence(line):
     "would reformat a.py\n\nOh no! 💥 💔 💥\n1 file would be reformatted.", "Checking formatting...\n[warn] src/a.ts",
     "On branch main\nnothing to commit, working tree clean", "trim trailing whitespace......Failed", "2 tests failed",
     "The connection to the server localhost:8080 was refused - did you specify the right host or port?",
+    "nothing to commit, working tree clean", "permission denied", "Segmentation fault", "command not found", "cannot change locale (en_US.UTF-8)",
     'no pull requests found for branch "main"', "Auto-merging a.txt\nCONFLICT (content): Merge conflict in a.txt", "Run `npm audit` for details.",
 ])  # fmt: skip
 def test_a_flagged_output_of_claude_code_is_a_failure_unless_somebody_speaks_to_the_agent(output):
@@ -88,6 +95,8 @@ def test_a_flagged_output_of_claude_code_is_a_failure_unless_somebody_speaks_to_
     "no, use pnpm instead", "Don't run the tests yet. First read the parser and tell me what it does.", "stop - use `uv run`",
     "that belongs into src/a.py, not here", "No.\nPlease write the test first.", "why do you need this?", "non, utilise plutôt npm",
     "look at src/a.ts:12 first, that is generated", "wait:\n- first the parser\n- then the tests", "使用 pnpm",
+    "nimm bitte pnpm statt npm", "Nein, erst die Tests lesen und dann den Parser anpassen.", "das gehoert nach src/a.py, nicht hierher", "mach das mit uv",
+    "utilise plutot pnpm", "il ne faut pas toucher a ce fichier", "usa pnpm en vez de npm, por favor", "non toccare il file, prima i test", "gebruik pnpm en niet npm",
     "the tests fail on CI, please look there", "there was an error in the last edit, undo it",
 ])  # fmt: skip
 def test_a_person_who_speaks_to_the_agent_is_no_failure(said):
@@ -154,6 +163,23 @@ CELL = "-" * 75 + "\n{0}                  Traceback (most recent call last)\nCel
 def test_a_traceback_in_a_notebook_s_form(text):
     [site] = sites(text, tool="execute_ipython_cell", code="run()")
     assert "Town" in site.context.error_message
+
+
+@pytest.mark.parametrize("tool", ["bash", "get_town", "browser"])
+@pytest.mark.parametrize("whose", ["sandbox", "Sandbox", "network", "permission", "Rate limit", "backend service"])
+def test_an_error_may_be_named_by_whose_it_is(tool, whose):
+    [site] = sites(f"{whose} error: no such town\nTry another.", tool=tool, **({} if tool == "bash" else {"town": "X"}))
+    assert "no such town" in site.context.error_message
+
+
+def test_a_type_error_in_two_words_is_of_its_kind():
+    [site] = sites('Parameter type error: "style", expected one of [\'minimal\', \'grunge\'], but got "cute".', tool="draw", style="cute")
+    assert site.kind == "type_error"
+
+
+@pytest.mark.parametrize("text", ["test error: 0.02\nstep 100", "No error: all is well", "Standard error: 3", "last error: none", "mean squared error: 1e-3"])
+def test_an_error_that_is_measured_or_absent_is_none(text):
+    assert not sites(text, tool="train", run=1)
 
 
 STEP = [{"tool": "weather", "tool_input": {"city": "X"}, "log": "I ask."}, "Error: unknown city"]

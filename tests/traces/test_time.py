@@ -13,9 +13,9 @@ from composer_replication import traces
 from composer_replication.traces.exit_status import exit_status
 from composer_replication.traces.wrapper import unwrapped
 
-SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(traces.__path__[0]).rglob("*.py"))
+SOURCE = {path: path.read_text(encoding="utf-8") for path in Path(traces.__path__[0]).rglob("*.py")}
 UNITS = " ", "\n", "<", "[", "'", "7", "a"
-BOUNDED = {"_COUNT", "FAILURE_MARKS", "VARIES", "_FRAME"}  # see the first characters of a line only
+BOUNDED = {"_COUNT", "FAILURE_MARKS", "VARIES", "DECLINED", "_HEADER", "_SHOWN"}  # see the first characters of a line only
 
 
 def patterns(value) -> Iterator[re.Pattern]:
@@ -31,13 +31,15 @@ def patterns(value) -> Iterator[re.Pattern]:
 def ways() -> Iterator[tuple[str, re.Pattern, str]]:
     "Each pattern of the room with its name, and how it is used: searched, unless it is only ever matched at a start."
     seen = set()
-    for module in pkgutil.walk_packages(traces.__path__, traces.__name__ + "."):
-        for name, value in vars(importlib.import_module(module.name)).items():
+    for found in pkgutil.walk_packages(traces.__path__, traces.__name__ + "."):
+        module = importlib.import_module(found.name)
+        for name, value in vars(module).items():
+            source = SOURCE[Path(module.__file__)] if name.startswith("_") else "\n".join(SOURCE.values())
             for pattern in set(patterns(value)) - seen if name not in BOUNDED else ():
-                used = set(re.findall(rf"\b{re.escape(name)}\.(match|fullmatch|search|sub|finditer|findall|split)\b", SOURCE))
+                used = set(re.findall(rf"\b{re.escape(name)}\.(match|fullmatch|search|sub|finditer|findall|split)\b", source))
                 way = "match" if used and used <= {"match", "fullmatch"} else "search"
                 seen.add(pattern)
-                yield f"{module.name}.{name}", pattern, way
+                yield f"{found.name}.{name}", pattern, way
 
 
 def seconds(call, text) -> float:
@@ -58,7 +60,7 @@ def grows_as_a_square(call, unit, size=10_000) -> bool:
 def test_no_pattern_takes_the_square_of_an_outputs_length(unit):
     def call(pattern, way):
         convert = str.encode if isinstance(pattern.pattern, bytes) else str
-        return lambda text: getattr(pattern, way)(convert(text))
+        return lambda text: getattr(pattern, way)(convert(text if way == "search" else text[1:]))  # an x ends a match at once
 
     assert [name for name, pattern, way in ways() if grows_as_a_square(call(pattern, way), unit)] == []
 
