@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AGAIN', 'OTHER_FILES', 'Unpacked', 'open_bytes', 'is_utf16', 'at_rest', 'read_lines', 'NotUtf8', 'parse', 'begins',
-           'read_parquet', 'read_archive', 'objects', 'in_a_row', 'read_document']
+           'read_parquet', 'read_archive', 'list_values', 'in_a_row', 'read_document']
 
 # %% ../../nbs/traces/00_values.ipynb #8d28f9b0
 import codecs
@@ -220,7 +220,7 @@ def _value_end(text: str, at: int, number: int) -> tuple[int | None, str]:
     return end, ""
 
 
-def objects(path: Path) -> Iterator[Any]:
+def list_values(path: Path) -> Iterator[Any]:
     "Yield the values of a file that is one JSON list; last the problem that ended it early, if any."
     utf8, text, at = codecs.getincrementaldecoder("utf-8-sig")(), "", 0  # the text read, and the place in it
     size, inside, count = _BLOCK, False, 0  # bytes to read next; within the list; its values so far

@@ -374,9 +374,9 @@ def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
 def test_parents_in_a_circle_end():
     rows = [json.loads(line) for line in (CLAUDE / "compacted.jsonl").read_text().splitlines()[:2]]
     rows[0]["parentUuid"] = rows[1]["uuid"]
-    from composer_replication.traces.formats.claude_code import read_session
+    from composer_replication.traces.formats.claude_code import traces_of_session
 
-    assert len(list(read_session(list(enumerate(rows)), "x"))) >= 1
+    assert len(list(traces_of_session(list(enumerate(rows)), "x"))) >= 1
 
 
 def test_a_format_of_one_s_own_may_be_spread_over_lines_or_packed(tmp_path):
