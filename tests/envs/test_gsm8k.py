@@ -4,11 +4,13 @@ import gzip
 import json
 import random
 import time
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 
 import pytest
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.gsm8k.env import INSTRUCTION, answer_text, gsm8k_reward, gsm8k_rows, number_of, number_reward
 
 
@@ -96,3 +98,27 @@ def test_draws_are_named_by_their_seed(shared_data):
     path = shared_data / "tasks" / "gsm8k_train.jsonl.gz"
     first, again, other = (gsm8k_rows(path, 50, seed) for seed in (0, 0, 1))
     assert first == again != other and len({r["task_id"] for r in first}) == 50
+
+
+@pytest.mark.parametrize("more", [",000", "0", ",000,000"])
+def test_a_number_of_any_length_is_judged(more):
+    "A model that repeats itself writes thousands of digits; Python reads 4,300 of them."
+    for times in (0, 12, 100, 5000):
+        assert number_reward(f"#### 1{more * times}", "1") == float(times == 0)
+        assert number_reward(f"#### 1.0{'0' * times}", "1") == float(times < 40)
+
+
+def test_lines_end_where_json_lines_end(tmp_path):
+    "These stand raw within JSON's strings."
+    question = "a\u2028b\u2029c\u0085d"
+    (tmp_path / "p.jsonl").write_text(json.dumps({"question": question, "answer": "#### 3"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    row, = gsm8k_rows(tmp_path / "p.jsonl")
+    assert question in row["prompt"][0]["content"]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    whole = gzip.compress(json.dumps({"question": "a" * 5000, "answer": "#### 3"}).encode() * 50, mtime=0)
+    for at in range(0, len(whole), 7):
+        (tmp_path / "p.jsonl.gz").write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1:])
+        with suppress(InputProblem):  # or nothing that matters was damaged
+            gsm8k_rows(tmp_path / "p.jsonl.gz")

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def gsm8k_rows(
     path = Path(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+            lines = list(file)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputProblem(f"{path} cannot be read ({error})", "name a file of GSM8K problems") from None
     name = path.name.split(".")[0]
     rows = [_row(line, f"{name}-{i}") for i, line in enumerate(lines)]
@@ -59,7 +60,7 @@ def gsm8k_rows(
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #684a231a
 _THOUGHT = re.compile(r"[<\[](/?)(?:think|thinking|thought|reasoning)[>\]]", re.IGNORECASE)
 _MARK = re.compile(r"####[ \t]*([^\n]*)|\\boxed\{([^{}\n]*)\}|\\boxed")
-_NUMBER = re.compile(r"([-+−]?)(?:\\?[$€£¥₹])?([-+−]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})(?:\.[0-9]{1,40})?)(?: ?\\?%)?")
+_NUMBER = re.compile(r"([-+−]?)(?:\\?[$€£¥₹])?([-+−]?)((?:[0-9]{1,3}(?:,[0-9]{3}){1,13}|[0-9]{1,40})(?:\.[0-9]{1,40})?)(?: ?\\?%)?")
 
 
 def answer_text(
