@@ -10,7 +10,6 @@ __all__ = ['Environment', 'step_limit', 'late_call_reward', 'TrlEnvironment', 'e
 # %% ../../nbs/core/09_environment.ipynb #8eafa682
 import asyncio
 import inspect
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -324,7 +323,7 @@ def task_rows(
                                    f"{path}, line {line}")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             rows.append(row | {"prompt": messages, "task_id": str(row["task_id"])})
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks",
                            str(path)) from None
     return rows

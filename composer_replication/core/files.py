@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,12 +102,21 @@ def read_json(
             raise error from None
 
 # %% ../../nbs/core/01_files.ipynb #d29afe68
+def _undamaged(lines, path):
+    try:
+        yield from lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputProblem(f"the file is damaged ({error})", "write or fetch it again", str(path)) from None
+
+
 def read_jsonl(
     path: str | Path,
 ) -> Iterator[tuple[int, dict]]:  # line number, from 1, and the object
-    "Yield the objects of a JSON lines file without empty lines. Raises `InputProblem` for a line that is no object."
+    """Yield the objects of a JSON lines file without empty lines.
+
+    Raises `InputProblem` for a line that is no object and for a damaged gzip file."""
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_undamaged(lines, path), 1):
             if not line.strip():
                 continue
             try:

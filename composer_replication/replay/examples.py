@@ -130,7 +130,7 @@ def read_pairs(path: str | Path) -> list[PreferenceExample]:
                 examples.append(example_of(row))
             except TraceProblem as problem:
                 raise problem.at(str(path), line) from None
-    except (OSError, EOFError) as problem:
+    except OSError as problem:
         raise TraceProblem(f"the pairs cannot be read ({problem})", _NAME_PAIRS, str(path)) from None
     if not examples:
         raise TraceProblem("the file holds no pairs", "write it again or leave it out", str(path))

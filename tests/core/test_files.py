@@ -1,9 +1,11 @@
 "Files are whole for whoever reads them, whoever writes."
+import gzip
 import json
 import threading
 
 import pytest
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.core.files import json_bytes, json_value, read_json, read_jsonl, write_json, write_jsonl
 
 
@@ -45,3 +47,18 @@ def test_only_integers_take_the_slow_path():
         json_bytes({"n": 2**70, "set": {1}})
     text = {"text": "0123456789012345678901234567890", "n": 1}
     assert json_value(json.dumps(text)) == text
+
+
+def test_a_damaged_gzip_file_of_rows_is_named(tmp_path):
+    "Wherever the damage is: in the head, in a stream, in the sum at its end, or the rest is missing."
+    whole = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(900)), mtime=0)
+    kinds = set()
+    for at in range(len(whole)):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1:]):
+            (tmp_path / "a.jsonl.gz").write_bytes(damaged)
+            try:
+                kinds.add(len(list(read_jsonl(tmp_path / "a.jsonl.gz"))))
+            except InputProblem as problem:
+                assert str(tmp_path / "a.jsonl.gz") in str(problem)
+                kinds.add("damaged" in str(problem))
+    assert kinds >= {True, 900}  # a byte of the head that says nothing
