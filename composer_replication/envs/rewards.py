@@ -162,17 +162,14 @@ def episode_reward(
         if key == "length":
             if not isinstance(value, Mapping) or set(value) - set(parts) or not all(number(v) and v >= 0 for v in value.values()):
                 raise InputProblem(f"episode_reward: length={value!r} will not do; give some of {', '.join(parts)} as numbers of 0 or more.")
-        elif key != "credit" and not number(value):
-            raise InputProblem(f"episode_reward: {key}={value!r} is no number.")
+        elif key != "credit" and not (number(value) and (value >= 0 or key == "floor")):
+            raise InputProblem(f"episode_reward: {key}={value!r} is no number", "give one of 0 or more; floor may be below")
     shapers = [(settings[name], shaper) for name, shaper in SHAPERS.items() if name in settings]
     if "length" in settings:
         shapers.append((1.0, LengthEffortPenalty(count, **settings["length"])))
     if settings.get("credit", "all") not in ("all", "share"):
         raise InputProblem(f"episode_reward: credit is {settings['credit']!r}; it must be all or share.")
-    try:
-        return EpisodeReward(tuple(shapers), settings.get("floor", 0.0))
-    except ValueError as problem:
-        raise InputProblem(f"episode_reward: {problem}.") from None
+    return EpisodeReward(tuple(shapers), settings.get("floor", 0.0))
 
 # %% ../../nbs/envs/01_rewards.ipynb #2876b012
 class SharedCredit:

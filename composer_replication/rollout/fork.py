@@ -161,7 +161,8 @@ def checked_forks(
         for number, fork in enumerate(forks, 1):
             try:
                 if before is None or before.trace is not fork.trace:  # else go on from the turn before
-                    environment = _reset(environment or environment_of(factory()), fork)
+                    environment = environment or environment_of(factory())
+                    _reset(environment, fork)
                     at = 0
                 carry_out(environment, fork.trace, fork.site.turn, at)
                 before, at = fork, fork.site.turn
@@ -181,7 +182,6 @@ def _reset(environment, fork):
     ours, theirs = ({t.get("function", t)["name"] for t in tools} for tools in (environment.tools, fork.trace.tools))
     if theirs and ours != theirs:
         raise ForkProblem(f"the task offers other tools than the trace records ({', '.join(sorted(ours ^ theirs))})")
-    return environment
 
 # %% ../../nbs/rollout/17_fork.ipynb #0c94b248
 ARMS, RULES = ("none", "own", "other", "filler"), "rules"  # the last where a file of rules is given
@@ -243,7 +243,8 @@ class Forked:
 
     def reset(self, fork: Fork, **row: Any) -> None:
         "Bring the state back. Raises `ForkProblem` where it is another than before."
-        carry_out(_reset(self.environment, fork), fork.trace, fork.site.turn)
+        _reset(self.environment, fork)
+        carry_out(self.environment, fork.trace, fork.site.turn)
         if fork.state != state_digest(self.environment):
             raise ForkProblem("all answers are the recorded ones, but the state is another than a moment ago")
 

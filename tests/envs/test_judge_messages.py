@@ -10,7 +10,7 @@ import envs_tasks
 import pytest
 from envs_tasks import needs_sandbox
 
-from composer_replication.envs.deletion.judge import grading, phases, runner
+from composer_replication.envs.deletion.judge import grading, messages, phases, runner
 from composer_replication.envs.deletion.judge.grading import grade, judge_counts
 from composer_replication.envs.deletion.judge.messages import Forgery, Phase, read_message, read_messages, read_result
 from composer_replication.envs.deletion.judge.observe import canonical
@@ -362,3 +362,12 @@ def test_mutated_submissions_never_raise_nor_hang(count, initials, larder, monke
     assert judge_counts() == before | {"graded": before["graded"] + count}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 300_000  # KiB
     assert grade(initials, larder, {path: text.encode()}).reward == 1.0
+
+
+def test_as_many_messages_as_are_allowed_are_read_and_one_more_is_not(monkeypatch):
+    monkeypatch.setattr(messages, "MOST_MESSAGES", 5)
+    line = b'{"start": "t.py::a"}\n'
+    assert [len(read_messages(line * n)) for n in (0, 1, 4, 5)] == [0, 1, 4, 5]
+    assert len(read_messages(line * 5 + line[:9])) == 5  # the last line has no end
+    with pytest.raises(Forgery, match="more than 5"):
+        read_messages(line * 6)

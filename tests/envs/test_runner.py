@@ -414,6 +414,19 @@ def test_a_judge_that_ended_while_it_waited_is_replaced(larder, nodes, judge):
     assert not judge.ready() and run_phases(larder, [Phase("y", {}, nodes)], SHORT)[0].passed(nodes)
 
 
+def test_a_judge_whose_process_does_not_end_is_said(larder, nodes, monkeypatch):
+    "On a busy machine its end may come late: the wait for it has a limit, which is no fault of a tree."
+    monkeypatch.setattr(runner, "END_S", 0.0)
+    with pytest.raises(RunnerProblem, match="has not ended in 0 s"):
+        judge = JudgeProcess(larder.libraries, SHORT)
+        judge.close, finalize = (lambda: None), judge.close
+        try:
+            monkeypatch.setattr(judge, "_word", lambda seconds: b"")
+            judge.wait()
+        finally:
+            finalize()
+
+
 def test_a_judge_whose_block_raises_is_closed_and_the_others_wait(larder):
     close_judges()
     warm_judge(larder, SHORT)

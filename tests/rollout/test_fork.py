@@ -150,6 +150,27 @@ def test_another_answer_or_another_tool_refuses_the_fork(fork):
     assert "split 'nowhere' is unknown" in refusal(replace(fork, row={"task_id": "nowhere-0"}))
 
 
+def test_every_environment_that_was_made_is_closed(fork):
+    "Also where no reset succeeds."
+    made = []
+
+    class Refuses:
+        tools = ()
+
+        def __init__(self):
+            made.append(self)
+
+        def reset(self, **row):
+            raise KeyError("no such task")
+
+        def close(self):
+            made.remove(self)
+
+    refused = {}
+    assert checked_forks([fork, replace(fork, trace=replace(fork.trace, trace_id="other"))], Refuses, refused) == []
+    assert len(refused) == 2 and made == []
+
+
 def test_a_state_that_is_another_the_second_time_ends_the_branch(fork, policy):
     class Drifts(WorldEnv):
         made = 0

@@ -82,10 +82,11 @@ def new_trace(
     if not any(t.content or t.tool_calls or t.thinking or isinstance(t, UnknownTurn) for t in turns):
         raise TraceProblem("no message holds text or a call", "write the text of messages under `content`")
     info = record.get("info") if isinstance(record.get("info"), dict) else {}
-    reward = record.get("reward", record.get("resolved"))
+    given = {name: value for name, value in record.items() if value is not None}  # a table's columns hold null
+    reward = given.get("reward", given.get("resolved"))
     common = {
         "trace_id": as_text(record.get("trace_id") or record.get("traj_id")) or fallback,
-        "task_id": as_text(record.get("task_id", record.get("instance_id"))),
+        "task_id": as_text(given.get("task_id", given.get("instance_id"))),
         "model": as_text(record.get("model")),
         "reward": as_reward(info.get("reward") if reward is None else reward),
         "source": as_text(record.get("source")),

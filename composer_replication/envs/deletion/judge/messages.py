@@ -79,8 +79,8 @@ def read_messages(
     calls: int = 0,  # number of requested calls
 ) -> list[dict]:
     "Read and check the messages of a phase. Raises `Forgery` for one that the phase cannot send."
-    lines, asked, known, next_call, messages = got.split(b"\n", MOST_MESSAGES), frozenset(nodes), set(), 0, []
-    if len(lines) > MOST_MESSAGES:
+    lines, asked, known, next_call, messages = got.split(b"\n", MOST_MESSAGES + 1), frozenset(nodes), set(), 0, []
+    if len(lines) > MOST_MESSAGES + 1:  # the last is what stands behind the last end of a line
         raise Forgery(f"more than {MOST_MESSAGES} messages")
     over = False
     for line in lines[:-1]:
