@@ -133,7 +133,6 @@ class JudgeProcess:
             opened.callback(self._host.close)  # the script then ends by itself
             spare = "/tmp" if self.isolated else f"{self.inside}/spare"
             command = ["python", "-I", "-B", "-c", _START, f"{self.inside}/code", spare, str(int(self.isolated))]
-
             threading.Thread(target=_attend, args=(sandbox, command, theirs, done), daemon=True, name="judge").start()
             kept = opened.pop_all()  # a forked child must not end its parent's judge; closing twice is allowed
             self.close = weakref.finalize(self, lambda: kept.close() if os.getpid() == owner else None)
