@@ -114,9 +114,7 @@ def _hand_over(host, file, plan, writing):
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
-    """A judge's process, which loads pytest at once and runs one phase at a time.
-
-    Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or as garbage."""
+    "A process that runs one phase at a time, until `close`, its lifetime, or as garbage. Raises `SandboxProblem`."
 
     def __init__(self, libraries: Path, limits: Limits):
         "Start it with the libraries of a subject; the limits are of the whole process."
