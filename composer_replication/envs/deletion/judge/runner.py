@@ -115,9 +115,7 @@ def _hand_over(host, file, plan, writing):
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
-    """A judge's process, which loads pytest at once and runs one phase at a time.
-
-    Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or as garbage."""
+    "A process that runs one phase at a time, until `close`, its lifetime, or as garbage. Raises `SandboxProblem`."
 
     def __init__(self, libraries: Path, limits: Limits):
         "Start it with the libraries of a subject; the limits are of the whole process."
@@ -134,7 +132,6 @@ class JudgeProcess:
             opened.callback(self._host.close)  # the script then ends by itself
             spare = "/tmp" if self.isolated else f"{self.inside}/spare"
             command = ["python", "-I", "-B", "-c", _START, f"{self.inside}/code", spare, str(int(self.isolated))]
-
             threading.Thread(target=_attend, args=(sandbox, command, theirs, done), daemon=True, name="judge").start()
             kept = opened.pop_all()  # a forked child must not end its parent's judge; closing twice is allowed
             self.close = weakref.finalize(self, lambda: kept.close() if os.getpid() == owner else None)
