@@ -15,10 +15,11 @@ from .error_text import any_word
 from .wrapper import FEET, PROMPT, unwrapped
 
 # %% ../../nbs/traces/04_exit_status.ipynb #50a70035
-_FIELDS = {  # lines that tools write beside an exit status, an example of each: its pattern. Each has the value of its kind
+_FIELDS = {  # lines that tools write beside an exit status, an example of each: its pattern, with a value of its kind
     "Wall time: 0.2 seconds": r"(?:(?:wall|elapsed|execution|run)[ _]?time|duration)"
         r"(?: ?\([^):\n]{1,18}\)| m?s| seconds)?: *[\d.:]+ ?[a-zµ]*",
-    "Total output lines: 50": r"(?:total output lines|original token count|(?:background |process group )?(?:pid|pgid)s?): *[\d, ]*",
+    "Total output lines: 50":
+        r"(?:total output lines|original token count|(?:background |process group )?(?:pid|pgid)s?): *[\d, ]*",
     "Chunk ID: a1f": r"(?:chunk|session) id: *\S*",
     "Signal: SIGKILL": r"signal: *\w*",
     "Directory: /w": r"(?:(?:working )?directory|cwd): *(?:[a-z]:)?[^:\n]*",
@@ -49,12 +50,14 @@ _EDGE_LINE = _line(_FIELDS, FEET, _LOOKED_PAST)
 _EDGE, _LONG = 12, 300  # lines of a head or foot; characters of a line that are searched
 
 # %% ../../nbs/traces/04_exit_status.ipynb #dfc2a145
-_STATUS_LINE = any_word("status", r"[\s\[({<#*=>|✗❌-]*(?:error: )?", r"(?=[\s\])}>.,;:*`\"'(=-]|$)(?P<rest>.*)", re.I)
+_STATUS_LINE = any_word(
+    "status", r"[\s\[({<#*=>|✗❌-]*(?:error: )?", r"(?=[\s\])}>.,;:*`\"'(=-]|$)(?P<rest>.*)", re.I)
 _STATUS_NAME = r"(?:exit[_-]?(?:code|status)|return[_-]?code)"
 _STATUS_TAG = re.compile(
     rf"<(?P<name>{_STATUS_NAME})>\s*(?P<code>-?\d+)\s*</(?P=name)>(?=\s*<(?:output|stdout|stderr)>|$)"
     rf"|<(?P<around>[a-z][\w:-]*)\b[^<>\n]*?\b{_STATUS_NAME}\s*=\s*[\"']?(?P<given>-?\d+)[^<>\n]*>", re.I)
-_SEPARATOR = re.compile(r"[\s*`\"'=]*(?:\s[-–—]+\s|[\])}:,;|])[\s\])}*`:]*|(?=\s*[(\[])")  # between a status and a message
+_SEPARATOR = re.compile(  # between a status and a message
+    r"[\s*`\"'=]*(?:\s[-–—]+\s|[\])}:,;|])[\s\])}*`:]*|(?=\s*[(\[])")
 
 
 class _Status(NamedTuple):
@@ -80,12 +83,12 @@ def _status(line: str) -> _Status | None:
     if all(_DETAIL.fullmatch(part.strip(" \t])}>.*`\"'=-")) for part in details):
         return _Status(code)
     if separator and line[0] in "[({<" and separator[0].strip()[:1] not in ("]", ")", "}"):
-        message = message.removesuffix({"[": "]", "(": ")", "{": "}", "<": ">"}[line[0]])  # the message stands within the bracket
+        message = message.removesuffix({"[": "]", "(": ")", "{": "}", "<": ">"}[line[0]])  # it stands within the bracket
     return _Status(code, message) if separator else None
 
 # %% ../../nbs/traces/04_exit_status.ipynb #bd7776c7
 def _output(text: str, code: int, below: bool) -> str:
-    "Return what stands below or above the status, without the fields next to it or to a heading, feet, and the same status again."
+    "Return what stands below or above the status, without fields next to it, feet, and the same status again."
     shown = "\n".join(dropwhile(lambda line: len(line) < _LONG and _BESIDE.fullmatch(line), text.split("\n")))
     if heading := _HEADING.match(shown):
         text = shown[heading.end():]

@@ -20,7 +20,8 @@ _CODE_KEYS = ("exitcode", "returncode", "exitstatus", "rc")
 _HTTP_KEYS = ("status", "statuscode", "httpstatus", "httpcode")
 _NOTHING = ("", "none", "null", "nil", "false", "no", "0", "(none)", "n/a", "undefined")  # values of a key `error` that mean no error
 _MESSAGES = "error", "evalue", "message", "error_message", "detail", "stderr", "output", "stdout", "reason", "content"
-_SAID = re.compile(r"output|stdout|stderr|error|message|traceback|(?:^|_)(?:msg|logs?|text|results?)(?:$|_)", re.I)  # in the name of a field
+_SAID = re.compile(  # in the name of a field
+    r"output|stdout|stderr|error|message|traceback|(?:^|_)(?:msg|logs?|text|results?)(?:$|_)", re.I)
 
 
 def objects(text: str) -> list[dict]:
@@ -64,10 +65,11 @@ def error_message(candidates: list[dict], text: str) -> str:
 
 
 def object_output(text: str) -> str:
-    "Return what an object with an exit status holds of the command's output, or what the tool says itself where there is none of it."
-    found = objects(text)
-    printed = error_message([{k: v for k, v in o.items() if k not in ("message", "content", "reason")} for o in found], "")
-    lines = [line for o in found for k, v in o.items() if _SAID.search(str(k)) for line in (v if isinstance(v, list) else [v]) if isinstance(line, str)]
+    "Return what an object with an exit status holds of the command's output; without any, what the tool says itself."
+    found, said = objects(text), ("message", "content", "reason")
+    printed = error_message([{k: v for k, v in o.items() if k not in said} for o in found], "")
+    values = [v for o in found for k, v in o.items() if _SAID.search(str(k))]
+    lines = [line for v in values for line in (v if isinstance(v, list) else [v]) if isinstance(line, str)]
     return printed or error_message(found, "\n".join(lines)).strip()
 
 # %% ../../nbs/traces/05_result_objects.ipynb #10452c35

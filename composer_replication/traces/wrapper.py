@@ -19,13 +19,14 @@ _HEADS = {  # what tools print before an output, an example of each: its pattern
         r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:",
     "Output:\n": r"(?:result|output|response|stdout|stderr)s?:(?=\s*\n)",
     "Script completed\nWall time 0.2 s\nOutput:\n": r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)",
-    "<tool_response>": r"<(?P<tag>[a-z_]{1,40}_(?:response|output|results?)|observation|result|response|output|stdout|stderr|error|"
-        r"tool_use_error|error_message|exception|system|returned)>",
+    "<tool_response>": r"<(?P<tag>[a-z_]{1,40}_(?:response|output|results?)|observation|result|response|output|stdout|"
+        r"stderr|error|tool_use_error|error_message|exception|system|returned)>",
     "Call ID: 7\n": r"call id: [^\n]{1,80}(?=\n)"}
 _HEAD = re.compile(rf"\s*(?:{'|'.join(_HEADS.values())})", re.I)
 
 # %% ../../nbs/traces/03_wrapper.ipynb #db6895bc
-PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
+PROMPT = (  # of a terminal
+    r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]")
 
 
 def without_echo(
@@ -55,7 +56,8 @@ def without_echo(
 
 # %% ../../nbs/traces/03_wrapper.ipynb #b587a202
 FEET = {  # what tools print behind an output, an example of each: its pattern
-    "[Python Interpreter: /usr/bin/python]": r"\[(?:jupyter )?(?:python interpreter|current working directory): [^\]\n]*\]",
+    "[Python Interpreter: /usr/bin/python]":
+        r"\[(?:jupyter )?(?:python interpreter|current working directory): [^\]\n]*\]",
     "(Open file: /w/a.py)": r"\((?:open file|current directory): [^\n]*\)",
     "root@box:/w # ": PROMPT}
 _FIELD, _EDITOR_LINE, _PROMPT_LINE = (re.compile(pattern + r"\s*", re.I) for pattern in FEET.values())

@@ -11,6 +11,7 @@ import pytest
 
 from composer_replication import traces
 from composer_replication.traces.exit_status import exit_status
+from composer_replication.traces.failure import failure_lines
 from composer_replication.traces.wrapper import unwrapped
 
 SOURCE = {path: path.read_text(encoding="utf-8") for path in Path(traces.__path__[0]).rglob("*.py")}
@@ -69,3 +70,12 @@ def test_no_pattern_takes_the_square_of_an_outputs_length(unit):
 def test_an_output_is_unwrapped_in_the_time_of_its_length(unit):
     assert not grows_as_a_square(lambda text: exit_status(unwrapped(text)), unit)
     assert not grows_as_a_square(lambda text: exit_status(unwrapped("exit code: 1\n" + text[:-1])), unit)
+
+
+@pytest.mark.parametrize("begins", ["", 'File "', 'File "a.py", line 7', 'File "a.py", line 7, in f'])
+@pytest.mark.parametrize("unit", [*UNITS, ", in ", '", line 7'])
+def test_a_traceback_is_read_in_the_time_of_its_longest_frame(unit, begins):
+    def lines(text):
+        return ["Traceback (most recent call last):", "  " + begins + text[1:], "KeyError: 1"]
+
+    assert not grows_as_a_square(lambda text: failure_lines(lines(text)), unit)

@@ -219,8 +219,8 @@ SPEAKS_TO_AGENT = re.compile(  # words by which a person speaks to the agent
     r"|(?:.*\b(?:please|instead|don't|let's|I(?:'m|'d)?|we|undo|first|should be|belongs)\b)", re.S)
 MACHINE = re.compile(  # the program's own words that speak so too
     r"\s*(?:[<\[(/]|Claude requested|Found \d+ match|\w+:\w+ hook|(?!(?:no|stop|wait|ok|yes)\b)\S+: )", re.I)
-OTHER_LANGUAGES = {language: set(words.split()) for language, words in {  # words of every second sentence, none of them English
-    "German": "nicht bitte und nur statt erst noch kein keine mit das ist ich wir auch schon doch aber oder nein den dem ein eine einen zu",
+OTHER_LANGUAGES = {language: set(words.split()) for language, words in {  # words of every second sentence, none English
+    "German": "nicht bitte und nur statt erst noch kein keine mit das ist ich wir auch doch aber oder nein den dem ein eine zu",
     "French": "ne pas le la les et dans avec je tu vous il une plutot du ce mais",
     "Spanish": "el los las que por para con una pero de en vez",
     "Italian": "il che per con una non prima di della",
