@@ -66,7 +66,7 @@ def judge_of(
     prices: Mapping[str, Price] | None = None,  # None: no costs are counted
     spent: Counter | None = None,  # adds up calls, prompt_tokens, completion_tokens, usd
 ) -> Callable[[str], str]:  # from prompt to answer
-    "Return a function that asks a model at a URL for one short answer. Raises `TeacherProblem`, also if its key is missing."
+    "Return a function that asks a model at a URL for one short answer. Raises `TeacherProblem`, also without a key."
     name = (model.partition("=")[2] or model).partition("@http")[0]
     known = {name: Price(0, 0, source="not counted")} if prices is None else prices
     endpoint = parse_teacher(model, known, key_env, max_tokens=JUDGE_TOKENS)

@@ -36,9 +36,9 @@ def model_shape(
     try:
         return AutoConfig.from_pretrained(local_model(name) or name, revision=revision or "main")
     except (OSError, ValueError) as error:
-        raise RecipeProblem(f"model {name!r} has no configuration on this machine "
-                            f"({str(error).splitlines()[0].rstrip('.')}); name a folder that has its config.json, or "
-                            "allow downloads.") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise RecipeProblem(f"model {name!r} has no configuration on this machine ({why})",
+                            "name a folder that has its config.json, or allow downloads") from None
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #bdaa3be9
 def meta_model(
@@ -83,12 +83,13 @@ def activation_bytes(
                                                            "use_cache": False})
         return sum(t.untyped_storage().nbytes() for t in found.values())
 
-    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), \
-            patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False):  # the kernel without data takes bfloat16 alone
+    grouped = patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)  # needs data or bfloat16
+    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), grouped:
         weights = {name: torch.empty(t.shape, dtype=t.dtype).requires_grad_(t.requires_grad)
                    for named in (body.named_parameters(), body.named_buffers()) for name, t in named}
         whole, shape = kept(tokens) - kept(1), model.config.get_text_config()
-    inputs = shape.num_hidden_layers * rows * tokens * shape.hidden_size * model.get_input_embeddings().weight.element_size()
+    size = model.get_input_embeddings().weight.element_size()
+    inputs = shape.num_hidden_layers * rows * tokens * shape.hidden_size * size
     return inputs + 2 * whole // shape.num_hidden_layers if checkpointing else whole
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #025136b6
@@ -97,16 +98,16 @@ def tile_bytes(
     tokens: int,  # that are predicted, of all rows
     size: int,  # bytes of an element of the matrix products
 ) -> int:
-    "Return the bytes of the logits that exist at one time while TRL computes log-probabilities tile by tile, with the head's gradient."
+    "Return the bytes of the logits that exist at one time while TRL computes tile by tile, with the head's gradient."
     return (2 * size * min(shape.vocab_size, VOCAB_CHUNK_SIZE) * min(tokens, TOKEN_CHUNK_SIZE)
             + 4 * shape.vocab_size * shape.hidden_size)
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #ce00da4a
 def cache_bytes(shape: PretrainedConfig, rows: int, tokens: int, size: int) -> int:
     "Return the bytes of a key-value cache over all layers."
-    heads = shape.num_attention_heads
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    return 2 * shape.num_hidden_layers * (getattr(shape, "num_key_value_heads", None) or heads) * head * rows * tokens * size
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    return 2 * shape.num_hidden_layers * heads * head * rows * tokens * size
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #cb7fe44e
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ class MemoryEstimate:
     checkpoint: int  # bytes of its files, of all devices together
     attention: str  # its implementation
     branches: str  # how hinted turns and answers of pairs are read
-    sdpo_weight: dict[str, float]  # `effective_alpha` by the tokens that a rollout samples; empty if channel 2 has no policy term beside it
+    sdpo_weight: dict[str, float]  # `effective_alpha` by a rollout's tokens; empty if channel 2 has no policy term beside it
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #1d87039b
 def estimate(

@@ -42,7 +42,8 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
     arguments, config = dataclasses.asdict(recipe.arguments), recipe.config
     ours = [f.name for f in dataclasses.fields(config) if f.name not in OWN or f.name in recipe.named]
     model = {name: getattr(recipe.model, name) for name in recipe.named if hasattr(recipe.model, name)}
-    values = arguments | {name: getattr(config, name) for name in (*ours, "learning_rate", "max_steps", "output_dir", "seed")} | model
+    shown = *ours, "learning_rate", "max_steps", "output_dir", "seed"
+    values = arguments | {name: getattr(config, name) for name in shown} | model
     for settings in recipe.contributed.values():
         values |= dataclasses.asdict(settings)
     values = _hidden(dict(sorted(values.items())))
@@ -50,10 +51,11 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
 
 # %% ../../nbs/recipes/15_record.ipynb #232a8311
 def data_files(recipe: Recipe) -> list[Path]:
-    "List the recipe's files of tasks, traces (also of a warm-up) and pairs, each once; names that are not files, such as `group`, are left out."
+    "List the recipe's files of tasks, traces (also of a warm-up) and pairs, each once."
     a = recipe.arguments
     tasks = [find_tasks(a.tasks)] if a.tasks and a.task == "deletion" else [a.tasks] if a.tasks else []
-    traces = [path for name in (*(a.traces or ()), *((a.warm_up or {}).get("traces") or ())) for path in trace_paths(name)]
+    names = *(a.traces or ()), *((a.warm_up or {}).get("traces") or ())
+    traces = [path for name in names for path in trace_paths(name)]
     pairs = [toy_path() if name == EMBEDDED else name for name in a.replay_pairs or ()]
     return [path for path in dict.fromkeys(map(Path, (*tasks, *traces, *pairs))) if path.is_file()]
 
@@ -66,10 +68,12 @@ def run_record(
 ) -> dict[str, Any]:
     "Return the record of the run as plain values."
     c = recipe.config
-    return {"run": recipe.name, "began": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line(sys.argv),
-            "commit": source_commit(), "data": file_digests(data_files(recipe), digits=12), "settings": run_settings(recipe),
+    return {"run": recipe.name, "began": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": command_line(sys.argv), "commit": source_commit(),
+            "data": file_digests(data_files(recipe), digits=12), "settings": run_settings(recipe),
             "seeds": {"seed": c.seed, "data_seed": c.data_seed if c.data_seed is not None else c.seed},
-            "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on), "held_out": held_out, **facts}
+            "versions": versions(), "hardware": hardware(),
+            "trained_on": list(trained_on), "held_out": held_out, **facts}
 
 # %% ../../nbs/recipes/15_record.ipynb #8c6dbb8d
 def write_record(
@@ -81,9 +85,11 @@ def write_record(
     "Write `run.json` into the run's folder. A resumed run keeps the record of its beginning under `before`."
     folder = Path(recipe.config.output_dir)
     earlier = read_record(folder) if recipe.arguments.resume else {}
-    trained_on = {*map(str, earlier.get("trained_on") or ()), *(str(row["task_id"]) for row in rows if "task_id" in row)}
+    names = *(earlier.get("trained_on") or ()), *(row["task_id"] for row in rows if "task_id" in row)
+    trained_on = set(map(str, names))
     record = run_record(recipe, sorted(trained_on), held_out, facts)
     if earlier:
-        record["before"] = [*earlier.pop("before", []), {name: earlier.get(name) for name in ("began", "command", "commit", "versions")}]
+        start = {name: earlier.get(name) for name in ("began", "command", "commit", "versions")}
+        record["before"] = [*earlier.pop("before", []), start]
     write_json(folder / RUN_FILE, record)
     return record

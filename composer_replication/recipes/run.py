@@ -10,6 +10,7 @@ __all__ = ['check_folder', 'run_data', 'data_counts', 'prepare_run', 'make_train
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from ..training.checkpoint import holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuardCallback
 from ..training.offline import OfflineTrainer
-from ..training.fit import model_config, sharded_module
+from ..training.fit import sharded_module
 from ..training.setup import Setup, check_engine, prepare
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.recorded import bare_turns, learnable_trees, trace_limit
@@ -47,53 +48,55 @@ def check_folder(recipe: Recipe) -> None:
     "Raise `RecipeProblem` where an earlier run's checkpoint is in the way."
     done = last_complete_checkpoint(recipe.config.output_dir)
     if done and not recipe.arguments.resume:
-        raise RecipeProblem(f"{done} belongs to an earlier run; set resume to true to go on from it, or another output_dir.")
+        raise RecipeProblem(f"{done} belongs to an earlier run",
+                            "set resume to true to go on from it, or another output_dir")
 
 
 def run_data(
     recipe: Recipe,
 ) -> tuple[RunTasks | None, Sources]:  # tasks are None if only recorded traces are trained on
-    "Load the tasks and recorded traces of a run. Raises `ValueError` for missing or unusable data."
+    "Load the tasks and recorded traces of a run. Raises `ValueError` as `check_folder`, and for unusable data."
+    check_folder(recipe)
     tasks = recipe_tasks(recipe) if recipe.arguments.task is not None else None
     return tasks, recipe_sources(recipe, tasks.held_out if tasks else [])
 
 # %% ../../nbs/recipes/17_run.ipynb #123df2d1
 def _without_writer(recipe):
     "Return the recipe without the layer that writes hints by a model, for data that is only looked at."
-    a = recipe.arguments
-    return replace(recipe, arguments=replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None))
+    hints = [name for name in recipe.arguments.hints if name != "learned"]
+    return replace(recipe, arguments=replace(recipe.arguments, hints=hints, hint_writer=None))
 
 
 def data_counts(
     recipe: Recipe,
-) -> dict[str, int]:  # tasks to train on and held out; recorded traces; turns with a hint or a pair, beyond the limit, without reasoning
-    "Count the data of a run without loading weights. Raises as `check_folder` and `run_data`, and if nothing recorded can be learnt from."
-    check_folder(recipe)
+) -> dict[str, int]:  # tasks, traces; turns with a hint or a pair, beyond the limit, without reasoning
+    "Count the data of a run without loading weights. Raises as `run_data`, and if nothing recorded can be learnt from."
     tasks, sources = run_data(_without_writer(recipe))
-    counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
+    counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0,
+              "traces": len(sources.traces)}
     a, c = recipe.arguments, recipe.config
     name, writes = a.tokenizer or a.model, "learned" in a.hints and c.alpha_sdpo
     here = name == EMBEDDED or Path(name).is_dir() or cached_model(name)
-    if not c.channels or not (sources.traces or sources.pairs) or writes or not here:  # the turns need a hub tokenizer or a hint writer
-        return counts
-    folder = local_model(a.model)
-    limit = trace_limit(a.max_trace_tokens, folder and model_config(str(folder), c.model_init_kwargs or {}))
-    trees, _, _ = learnable_trees(sources.traces, sources.pairs, probe_template(recipe_tokenizer(recipe)), c, sources.hints, limit, sources.find_sites)
-    return counts | {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
+    if not c.channels or not (sources.traces or sources.pairs) or writes or not here:
+        return counts  # the turns need a tokenizer of the hub, or a hint writer
+    limit = trace_limit(a.max_trace_tokens, local_model(a.model) and model_shape(a.model))
+    chat = probe_template(recipe_tokenizer(recipe))
+    trees, *_ = learnable_trees(sources.traces, sources.pairs, chat, c, sources.hints, limit, sources.find_sites)
+    return counts | {"turns": limit.within, "turns_beyond": len(limit.beyond),
+                     "turns_without_reasoning": bare_turns(trees)[0]}
 
 # %% ../../nbs/recipes/17_run.ipynb #694752e9
 def prepare_run(recipe: Recipe) -> tuple[RunTasks | None, Setup]:
-    """Load the data of a run and check it against its settings: the tasks, None without one, and what the trainer needs before weights are loaded.
+    """Return the tasks of a run, None without one, and what its trainer needs before weights are loaded.
 
     Recorded trees are built here, and nowhere else. Raises `ValueError` in one sentence for what cannot work."""
-    check_folder(recipe)
-    tokenizer, shape = recipe_tokenizer(recipe), model_shape(recipe.arguments.model, recipe.model.model_revision)
+    (tasks, sources), a = run_data(recipe), recipe.arguments
+    tokenizer, shape = recipe_tokenizer(recipe), model_shape(a.model, recipe.model.model_revision)
     entries = shape.get_text_config().vocab_size
     if len(tokenizer) > entries:
-        raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
-                            "model that belong together.")
-    tasks, sources = run_data(recipe)
-    a, pair_source = recipe.arguments, sources.pair_source
+        raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}",
+                            "take a tokenizer and a model that belong together")
+    pair_source = sources.pair_source
     if a.forks and not a.traces:  # `make_trainer` adds those of `own_forks`, which plays with the trainer's policy
         pair_source = pair_source or (lambda traces: [()] * len(traces))
     plays = tasks is not None and tasks.brought.environment is not None
@@ -103,28 +106,33 @@ def prepare_run(recipe: Recipe) -> tuple[RunTasks | None, Setup]:
 
 def make_trainer(
     recipe: Recipe,
-    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # its class; None: chosen by the data and the sharding
+    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # its class; None: by the data and the sharding
     prepared: tuple[RunTasks | None, Setup] | None = None,  # of `prepare_run`, where that was called before; None: now
 ) -> ComposerReplicationTrainer | OfflineTrainer:
     "Make the recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before weights are loaded."
-    a, config, (tasks, setup) = recipe.arguments, recipe.config, prepared or prepare_run(recipe)
+    a, config, (tasks, setup) = recipe.arguments, copy(recipe.config), prepared or prepare_run(recipe)
     guard, sharded = recipe.guard, sharded_module(config)
     if tasks:
         keep_split(config.output_dir, tasks)
-    model, given = recipe_model(recipe), {"args": config, "setup": setup, "peft_config": get_peft_config(recipe.model)}
+    made = recipe_model(recipe)
+    config.model_init_kwargs = made.options
+    given = {"args": config, "setup": setup, "peft_config": get_peft_config(recipe.model)}
     if tasks:
         brought, held_out = tasks.brought, tasks.held_out
-        given |= dict(reward_funcs=brought.reward, train_dataset=Dataset.from_list(tasks.train), eval_dataset=Dataset.from_list(held_out) if held_out else None,
-                      draw=TaskDraw(tasks.train, config.seed) if a.curriculum else None, environment_factory=episode_factory(recipe, tasks))
+        given |= {"reward_funcs": brought.reward, "environment_factory": episode_factory(recipe, tasks),
+                  "train_dataset": Dataset.from_list(tasks.train),
+                  "eval_dataset": Dataset.from_list(held_out) if held_out else None,
+                  "draw": TaskDraw(tasks.train, config.seed) if a.curriculum else None}
         if a.episode_reward:
-            given["shaped"] = episode_reward(a.episode_reward, lambda text: len(setup.tokenizer(text, add_special_tokens=False).input_ids))
+            tokens = lambda text: len(setup.tokenizer(text, add_special_tokens=False).input_ids)
+            given["shaped"] = episode_reward(a.episode_reward, tokens)
         if guard and held_out and brought.environment and config.our_loop:
             given |= {"guard": guard, "held_out_rows": held_out}
     kind = kind or (OfflineTrainer if not tasks else sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
-    trainer = kind(model, **given)
+    trainer = kind(made.model, **given)
     if a.forks and not a.traces:
         trainer.pair_source = own_forks(recipe, tasks, trainer, trainer.pair_source)
-    if guard and trainer.eval_dataset is not None and not trainer.held_out_rows:  # TRL's loop plays, so TRL's evaluation measures
+    if guard and trainer.eval_dataset is not None and not trainer.held_out_rows:  # TRL's loop plays
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
     if tasks and tasks.brought.counts:
@@ -143,19 +151,30 @@ class Finished:
     resumed_from: Path | None
     interrupted: bool  # SIGTERM or Ctrl-C came before the last step
 
+    @classmethod
+    def of_trainer(cls, trainer: ComposerReplicationTrainer | OfflineTrainer, resumed_from: Path | None) -> "Finished":
+        "Return the end that a trainer has come to."
+        state = trainer.state
+        logged = [entry for entry in state.log_history if "train_runtime" not in entry]
+        metrics = {k: v for entry in logged if entry["step"] == logged[-1]["step"] for k, v in entry.items()}
+        return cls(state.global_step, state.max_steps, metrics, last_complete_checkpoint(trainer.args.output_dir),
+                   resumed_from, trainer.interrupt.requested and state.global_step < state.max_steps)
+
 
 class Interrupted(KeyboardInterrupt):
     "A signal ended training early, with a checkpoint; a recipe with `resume: true` continues from it."
 
     def __init__(self, finished: Finished):
-        super().__init__(f"a signal ended the run after step {finished.step} of {finished.of}; set resume to true to go on from {finished.checkpoint}")
+        super().__init__(f"a signal ended the run after step {finished.step} of {finished.of}; set resume to true to go "
+                         f"on from {finished.checkpoint}")
         self.finished = finished
 
 # %% ../../nbs/recipes/17_run.ipynb #f5f81f16
 def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:
-    "Return this device's traces of the last generation with rewards; for a run without rollouts, the traces it learns from."
+    "Return this device's traces of the last generation with rewards; without rollouts, those that are learnt from."
     if isinstance(trainer, OfflineTrainer):
-        return [e.trace for e in trainer.traces if e.trace.trace_id in {tree.trace_id for tree in trainer.setup.recorded}]
+        learnt = {tree.trace_id for tree in trainer.setup.recorded}
+        return [example.trace for example in trainer.traces if example.trace.trace_id in learnt]
     return [] if trainer.generation is None else [trace for trace, _, _ in trainer.traces_played()]
 
 
@@ -164,11 +183,11 @@ def run_facts(trainer: ComposerReplicationTrainer | OfflineTrainer) -> dict[str,
     facts, setup = {"attention": trainer.student.config.get_text_config()._attn_implementation}, trainer.setup
     if trees := setup.recorded:
         turns = {(tree.trace_id, branch.turn) for tree in trees for branch in tree.branches}
-        facts["recorded"] = {"traces": len({tree.trace_id for tree in trees}), "turns": len(turns), "left_out": setup.left_out,
-                             "without_reasoning": setup.without_reasoning}
+        facts["recorded"] = {"traces": len({tree.trace_id for tree in trees}), "turns": len(turns),
+                             "left_out": setup.left_out, "without_reasoning": setup.without_reasoning}
     return facts
 
-
+# %% ../../nbs/recipes/17_run.ipynb #92e19592
 class StepLog(TrainerCallback):
     "Passes on all that is logged, with the step; on the main process only."
 
@@ -179,54 +198,57 @@ class StepLog(TrainerCallback):
         if state.is_world_process_zero:
             self.tell({"step": state.global_step, "of": state.max_steps, **(logs or {})})
 
-# %% ../../nbs/recipes/17_run.ipynb #db99e99c
+# %% ../../nbs/recipes/17_run.ipynb #b3223efa
 def run_recipe(
     recipe: Recipe,
     tell: Callable[[dict], None] = lambda logged: None,  # called with everything that is logged; main process only
-    watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
+    watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # also
     kind: Callable[..., ComposerReplicationTrainer] | None = None,  # as for `make_trainer`
 ) -> Finished:
-    """Train as the recipe says, with `resume` from the last complete checkpoint. Raises as `make_trainer` and the trainer, and
-    `Interrupted` if a signal ended the training before its last step."""
+    """Train as the recipe says, with `resume` from the last complete checkpoint.
+
+    Raises as `make_trainer` and the trainer, and `Interrupted` if a signal ended the training before its last step."""
     if missing := sandbox_missing(recipe):
         raise missing
     alone = holding(recipe.config.output_dir) if int(os.environ.get("RANK", 0)) == 0 else nullcontext()
     with alone, sandbox_choice(recipe.arguments.sandbox):
-        return _run(recipe, tell, watch, kind)
+        trainer, trained = _staged(recipe, tell, kind)
+        for printing in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing)
+        trainer.add_callback(StepLog(tell))
+        if trainer.is_world_process_zero():
+            record = _recorded(trained, trainer)
+            for callback in (CardCallback(record), *watch(trainer, record)):
+                trainer.add_callback(callback)
+        start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+        finished = Finished.of_trainer(trainer, start)
+    if finished.interrupted:
+        raise Interrupted(finished)
+    return finished
 
 
-def _run(recipe, tell, watch, kind):
-    recipe.config.disable_tqdm = True  # then PrinterCallback prints; it is removed below
-    check_reporters(recipe.config.report_to)
-    check_engine(recipe.config)
-    check_folder(recipe)
-    asked, prepared = recipe.arguments, None
+def _staged(recipe, tell, kind):
+    "Refuse what cannot work, make what the run starts from, and return its trainer and the recipe with what was made."
+    asked, quiet, prepared = recipe.arguments, copy(recipe.config), None
+    quiet.disable_tqdm = True  # then PrinterCallback prints, which is removed
+    recipe = replace(recipe, config=quiet)
+    check_reporters(quiet.report_to)
+    check_engine(quiet)
     if asked.record or asked.forks:  # what they play is prepared after it; what can be refused is refused before
         run_data(_without_writer(recipe))
     else:
         prepared = prepare_run(recipe)
     warm = warmed(recipe, tell)
-    recipe = forked(warm, recorded_start(warm, tell), tell)
-    trainer = make_trainer(recipe, kind, prepared)
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-    trainer.add_callback(StepLog(tell))
-    if trainer.is_world_process_zero():
-        as_asked = replace(recipe.arguments, task=asked.task, tasks=asked.tasks)  # `recorded_start` took them out
-        rows = trainer.train_dataset
-        if isinstance(trainer, OfflineTrainer):
-            rows = [{"task_id": trace.task_id} for trace in latest_traces(trainer) if trace.task_id]
-        held_out = len(trainer.held_out_rows or trainer.eval_dataset or ())
-        record = write_record(replace(recipe, arguments=as_asked), rows, held_out, run_facts(trainer))
-        for callback in (CardCallback(record), *watch(trainer, record)):
-            trainer.add_callback(callback)
-    start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    state = trainer.state
-    logged = [entry for entry in state.log_history if "train_runtime" not in entry]
-    metrics = {k: v for entry in logged if entry["step"] == logged[-1]["step"] for k, v in entry.items()}
-    early = trainer.interrupt.requested and state.global_step < state.max_steps
-    finished = Finished(state.global_step, state.max_steps, metrics, last_complete_checkpoint(recipe.config.output_dir), start, early)
-    if early:
-        raise Interrupted(finished)
-    return finished
+    made = forked(warm, recorded_start(warm, tell), tell)
+    trainer = make_trainer(made, kind, prepared)
+    as_asked = replace(made.arguments, task=asked.task, tasks=asked.tasks)  # `recorded_start` took them out
+    return trainer, replace(made, arguments=as_asked)
+
+
+def _recorded(recipe, trainer):
+    "Write the run's record, and return it."
+    rows = trainer.train_dataset
+    if isinstance(trainer, OfflineTrainer):
+        rows = [{"task_id": trace.task_id} for trace in latest_traces(trainer) if trace.task_id]
+    return write_record(recipe, rows, len(trainer.held_out_rows or trainer.eval_dataset or ()), run_facts(trainer))

@@ -58,8 +58,8 @@ def whole_traces(
     read = [own_id(trace) for path in paths for trace in read_traces(path, formats=formats)]
     kept = without_held_out(read, held_out)
     if not kept:
-        raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of held-out tasks",
-                            "name others")
+        raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of held-out "
+                            "tasks", "name others")
     return kept
 
 
@@ -75,13 +75,14 @@ def recorded_traces(
 def pairs_as_traces(
     examples: Sequence[PreferenceExample],  # of `read_pairs`
 ) -> list[TraceExample]:
-    """Make one trace for all pairs whose states continue each other, up to an action that the student took at the last of them.
+    """Make one trace for all pairs whose states continue each other, up to the student's action at the last of them.
 
     A pair keeps its trace id and position; two contexts of one trace make two traces of its id."""
     made: list[tuple[tuple[Turn, ...], PreferenceExample, list]] = []
     for example in sorted(examples, key=lambda e: -e.pair.turn):
         state = example.state.turns
-        home = next((m for m in made if m[1].pair.trace_id == example.pair.trace_id and m[0][:len(state)] == state), None)
+        of_trace = (m for m in made if m[1].pair.trace_id == example.pair.trace_id)
+        home = next((m for m in of_trace if m[0][:len(state)] == state), None)
         if home is None:
             home = ((*state, example.pair.student), example, [])
             made.append(home)
@@ -130,7 +131,8 @@ class Sources:
                   "recovery": lambda traces: [recovery_pairs(t, find(t)) for t in traces]}
 
         def pairs(traces):
-            return [sum(map(list, of_trace), []) for of_trace in zip(*(makers[name](traces) for name in self.of_rollouts))]
+            made = (makers[name](traces) for name in self.of_rollouts)
+            return [sum(map(list, of_trace), []) for of_trace in zip(*made)]
         return pairs if self.of_rollouts else None
 
 # %% ../../nbs/recipes/12_sources.ipynb #5e0df064
@@ -138,7 +140,7 @@ def read_pair_files(
     names: Sequence[str],  # files of pairs or of traces, or `embedded`
     recipe: Recipe,
 ) -> tuple[list[PreferenceExample], list[TraceExample]]:
-    "Read files of pairs, and files of traces with the pairs of their siblings. Raises `RecipeProblem` for one that has none."
+    "Read files of pairs, and files of traces with pairs of siblings. Raises `RecipeProblem` for one that has none."
     written, made = [], []
     for name in dict.fromkeys(names):
         path = toy_path() if name == EMBEDDED else Path(name)
@@ -151,8 +153,8 @@ def read_pair_files(
         of_file = zip(traces, free_pairs(traces, ["siblings"], recipe.find_sites))
         examples = [TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in of_file if pairs]
         if traces and not examples:
-            raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {name} has a sibling that did better in the "
-                                "same state", "name a file with several attempts at each task")
+            raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {name} has a sibling that did better "
+                                "in the same state", "name a file with several attempts at each task")
         made += examples
     return written, made
 
@@ -177,6 +179,7 @@ def recipe_sources(
         of_rollouts=tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else (),
         find_sites=find)
     if names and not sources.with_pairs and not sources.of_rollouts:
-        raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) finds none "
-                            f"in the {len(traces)} recorded traces", "set replay_pairs to a file with pairs, or beta_replay to 0")
+        raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) finds "
+                            f"none in the {len(traces)} recorded traces",
+                            "set replay_pairs to a file with pairs, or beta_replay to 0")
     return sources
