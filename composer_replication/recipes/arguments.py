@@ -59,8 +59,8 @@ def _arguments(key, value, action, kind):
     if isinstance(value, bool) and "bool" not in kind:
         if action.const is True and value:  # such as fsdp: a text for TRL, switched on by its name alone
             return [f"--{key}"], {}
-        raise ValueError("text or a number is wanted here; YAML reads no, yes, on and off as truth values unless they are "
-                         "quoted")
+        raise ValueError("text or a number is wanted here; YAML reads no, yes, on and off as truth values unless they "
+                         "are quoted")
     return ([f"--{key}", str(value)] if action.nargs == "+" else [f"--{key}={value}"]), {}
 
 # %% ../../nbs/recipes/07_arguments.ipynb #34f3bdf7
@@ -113,9 +113,9 @@ def defaults(parser: RecipeParser, line: list[str], name: str, named: Mapping, e
         known = {action.dest for action in parser._actions}
         if unknown := [key for key in own if key not in known]:
             near = difflib.get_close_matches(str(unknown[0]), known, 3)
-            raise RecipeProblem(f"task {objective.task!r}: its recipe_defaults name {unknown[0]!r}, which is no setting of a "
-                                "recipe", f"did you mean {' or '.join(near)}? Correct the environment" if near else
-                                "take the key out of the environment")
+            raise RecipeProblem(f"task {objective.task!r}: its recipe_defaults name {unknown[0]!r}, which is no "
+                                "setting of a recipe", f"did you mean {' or '.join(near)}? Correct the environment"
+                                if near else "take the key out of the environment")
         settings |= own
     settings |= {"output_dir": f"out/{name}", "lora_dropout": 0.0}
     return settings | {"use_cpu": True} if estimating and not torch.accelerator.is_available() else settings

@@ -68,8 +68,8 @@ def judge_of(
 ) -> Callable[[str], str]:  # from prompt to answer
     "Return a function that asks a model at a URL for one short answer. Raises `TeacherProblem`, also without a key."
     name = (model.partition("=")[2] or model).partition("@http")[0]
-    known = {name: Price(0, 0, source="not counted")} if prices is None else prices
-    endpoint = parse_teacher(model, known, key_env, max_tokens=JUDGE_TOKENS)
+    endpoint = parse_teacher(model, {name: Price(0, 0, source="not counted")} if prices is None else prices, key_env,
+                             max_tokens=JUDGE_TOKENS)
     read_key(endpoint)
 
     def ask(prompt: str) -> str:

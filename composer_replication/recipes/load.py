@@ -36,7 +36,8 @@ def recipe_tokenizer(recipe: Recipe):
         raise RecipeProblem(f"the tokenizer {name!r} cannot be loaded ({first})",
                             "name a folder or hub id with tokenizer") from None
     if recipe.arguments.chat_template is not None:
-        set_template(tokenizer, chat_template(recipe.arguments.chat_template))
+        template = chat_template(recipe.arguments.chat_template)
+        set_template(tokenizer, template)
     return tokenizer
 
 
@@ -50,7 +51,7 @@ class RecipeModel:
 
 def recipe_model(recipe: Recipe) -> RecipeModel:
     "Make the model with its weights; of a folder or hub id only return the name."
-    name, given, settings = recipe.arguments.model, recipe.config.model_init_kwargs, recipe.model
+    settings, name, given = recipe.model, recipe.arguments.model, recipe.config.model_init_kwargs
     dtype = settings.dtype or "float32"
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     if name == EMBEDDED:

@@ -83,7 +83,7 @@ def activation_bytes(
                                                            "use_cache": False})
         return sum(t.untyped_storage().nbytes() for t in found.values())
 
-    grouped = patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)  # needs data or bfloat16
+    grouped = patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)  # needs bfloat16
     with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), grouped:
         weights = {name: torch.empty(t.shape, dtype=t.dtype).requires_grad_(t.requires_grad)
                    for named in (body.named_parameters(), body.named_buffers()) for name, t in named}
@@ -267,7 +267,7 @@ class MemoryEstimate:
     checkpoint: int  # bytes of its files, of all devices together
     attention: str  # its implementation
     branches: str  # how hinted turns and answers of pairs are read
-    sdpo_weight: dict[str, float]  # `effective_alpha` by a rollout's tokens; empty if channel 2 has no policy term beside it
+    sdpo_weight: dict[str, float]  # `effective_alpha` by a rollout's tokens; empty where channel 2 stands alone
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #1d87039b
 def estimate(

@@ -132,7 +132,8 @@ def new_recipe(
     if not traces and tasks is None:
         raise RecipeProblem("there is nothing to train on", "give --traces FILES, or --tasks FILE, or both")
     if agent is not None and tasks is None:
-        raise RecipeProblem("an agent plays tasks", "give --tasks FILE, or --tasks larder for those of the shipped repository")
+        raise RecipeProblem("an agent plays tasks",
+                            "give --tasks FILE, or --tasks larder for those of the shipped repository")
     if agent is None and agent_path is not None:
         raise RecipeProblem("--agent-path is where an agent is installed", "give its command by --agent")
     quoted = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML

@@ -90,13 +90,13 @@ def prepare_run(recipe: Recipe) -> tuple[RunTasks | None, Setup]:
     """Return the tasks of a run, None without one, and what its trainer needs before weights are loaded.
 
     Recorded trees are built here, and nowhere else. Raises `ValueError` in one sentence for what cannot work."""
-    (tasks, sources), a = run_data(recipe), recipe.arguments
-    tokenizer, shape = recipe_tokenizer(recipe), model_shape(a.model, recipe.model.model_revision)
+    tokenizer, shape = recipe_tokenizer(recipe), model_shape(recipe.arguments.model, recipe.model.model_revision)
     entries = shape.get_text_config().vocab_size
     if len(tokenizer) > entries:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}",
                             "take a tokenizer and a model that belong together")
-    pair_source = sources.pair_source
+    tasks, sources = run_data(recipe)
+    a, pair_source = recipe.arguments, sources.pair_source
     if a.forks and not a.traces:  # `make_trainer` adds those of `own_forks`, which plays with the trainer's policy
         pair_source = pair_source or (lambda traces: [()] * len(traces))
     plays = tasks is not None and tasks.brought.environment is not None
@@ -165,8 +165,8 @@ class Interrupted(KeyboardInterrupt):
     "A signal ended training early, with a checkpoint; a recipe with `resume: true` continues from it."
 
     def __init__(self, finished: Finished):
-        super().__init__(f"a signal ended the run after step {finished.step} of {finished.of}; set resume to true to go "
-                         f"on from {finished.checkpoint}")
+        super().__init__(f"a signal ended the run after step {finished.step} of {finished.of}; set resume to true to "
+                         f"go on from {finished.checkpoint}")
         self.finished = finished
 
 # %% ../../nbs/recipes/17_run.ipynb #f5f81f16

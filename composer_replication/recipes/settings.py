@@ -33,7 +33,7 @@ SPLITS = ("repository", "time", "task")
 
 PAIR_SOURCES = ("group", *FREE_PAIRS, EMBEDDED)
 
-
+# %% ../../nbs/recipes/06_settings.ipynb #d892bd96
 @dataclass
 class RecipeArguments:
     "The model, tasks, traces, hints and further settings of a run. Raises `RecipeProblem`."
@@ -84,8 +84,9 @@ class RecipeArguments:
         "`package.module:format`.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
-        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` (habits "
-                "alone), `learned`, `sibling` (recorded traces), another registered one, or `package.module:layer`."})
+        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` "
+                "(habits alone), `learned`, `sibling` (recorded traces), another registered one, or "
+                "`package.module:layer`."})
     detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, "
         "`ignored_format`, `wasteful_exploration`, or `package.module:detector` of your own.")
     blame: str = setting("shown", "Channel 2 acts at the turn whose result shows a failure (`shown`), or, where file "

@@ -58,8 +58,8 @@ def whole_traces(
     read = [own_id(trace) for path in paths for trace in read_traces(path, formats=formats)]
     kept = without_held_out(read, held_out)
     if not kept:
-        raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of held-out "
-                            "tasks", "name others")
+        raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of "
+                            "held-out tasks", "name others")
     return kept
 
 
@@ -138,7 +138,8 @@ class Sources:
 # %% ../../nbs/recipes/12_sources.ipynb #5e0df064
 def read_pair_files(
     names: Sequence[str],  # files of pairs or of traces, or `embedded`
-    recipe: Recipe,
+    formats: Sequence[Format] = (),  # of one's own, as for `read_traces`
+    find_sites: FindSites = find_error_sites,
 ) -> tuple[list[PreferenceExample], list[TraceExample]]:
     "Read files of pairs, and files of traces with pairs of siblings. Raises `RecipeProblem` for one that has none."
     written, made = [], []
@@ -149,12 +150,12 @@ def read_pair_files(
         if holds_pairs:
             written += read_pairs(path)
             continue
-        traces = list(read_traces(path, formats=recipe.formats))
-        of_file = zip(traces, free_pairs(traces, ["siblings"], recipe.find_sites))
+        traces = list(read_traces(path, formats=formats))
+        of_file = zip(traces, free_pairs(traces, ["siblings"], find_sites))
         examples = [TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in of_file if pairs]
         if traces and not examples:
-            raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {name} has a sibling that did better "
-                                "in the same state", "name a file with several attempts at each task")
+            raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {name} has a sibling that did "
+                                "better in the same state", "name a file with several attempts at each task")
         made += examples
     return written, made
 
@@ -164,10 +165,10 @@ def recipe_sources(
     held_out: Sequence[dict] = (),  # rows of tasks that must not be trained on
 ) -> Sources:
     "Load a recipe's recorded traces, pairs and hint layers. Raises `ValueError` where there is nothing to learn from."
-    a, c, find = recipe.arguments, recipe.config, recipe.find_sites
+    a, c, formats, find = recipe.arguments, recipe.config, recipe.formats, recipe.find_sites
     names = (a.replay_pairs or []) if c.beta_replay else []
-    traces = recorded_traces(a.traces, held_out, recipe.formats) if a.traces else []
-    written, made = read_pair_files([name for name in names if name not in (*FREE_PAIRS, "group")], recipe)
+    traces = recorded_traces(a.traces, held_out, formats) if a.traces else []
+    written, made = read_pair_files([name for name in names if name not in (*FREE_PAIRS, "group")], formats, find)
     placed, rest = with_their_traces(traces, written)
     free = free_pairs(traces, [name for name in names if name in FREE_PAIRS], find)
     more = {id(example.trace): example for example in (*pairs_as_traces(rest), *made)}
@@ -179,7 +180,7 @@ def recipe_sources(
         of_rollouts=tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else (),
         find_sites=find)
     if names and not sources.with_pairs and not sources.of_rollouts:
-        raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) finds "
-                            f"none in the {len(traces)} recorded traces",
+        raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) "
+                            f"finds none in the {len(traces)} recorded traces",
                             "set replay_pairs to a file with pairs, or beta_replay to 0")
     return sources

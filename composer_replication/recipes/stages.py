@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,6 @@ from .hint_models import recipe_hints
 from .load import episode_factory, recipe_tokenizer, start_model
 from .recipe_file import RecipeProblem
 from .settings import Recipe
-from ..core.held_out import without_held_out
 from .sources import recorded_traces, whole_traces
 from .tasks import RunTasks, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
@@ -45,14 +43,12 @@ from ..training.trainer import ComposerReplicationTrainer
 # %% ../../nbs/recipes/16_stages.ipynb #e566c94c
 def warm_up_data(
     recipe: Recipe,  # with `warm_up`
-) -> tuple[list[Trace], Callable[[Sequence[Trace]], list[Trace]]]:
-    """Return recorded episodes for the warm-up, and a function that removes episodes of held-out tasks. Raises as
-    `run_data`."""
+) -> tuple[list[Trace], Sequence[dict]]:
+    "Return recorded episodes for the warm-up, and the rows of held-out tasks. Raises as `run_data`."
     a = recipe.arguments
     held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
     files = warm_up_settings(a.warm_up).traces
-    traces = recorded_traces(files, held_out, recipe.formats) if files else []
-    return traces, partial(without_held_out, held_out=held_out)
+    return recorded_traces(files, held_out, recipe.formats) if files else [], held_out
 
 
 def warmed(
@@ -221,16 +217,16 @@ def played_again(
 ) -> tuple[list[DPOPair], dict[str, int]]:  # pairs, and what came of the failed turns
     "Play failed turns of traces again, with the recipe's `forks`, to the episode's end."
     (branches, counts), progress = fork_branches(recipe, tasks, traces), progress or StageProgress()
+    find, config = recipe.find_sites, replace(recipe.config.rollout_config, coupled=True)
     earlier = progress.earlier({branch.name for branch in branches}, "key")
     results = [ForkResult.from_row(row) for row in earlier.values()]
 
     def ended(played):
-        result = fork_result(played, played.rollout.trace.trace_id, recipe.find_sites)
+        result = fork_result(played, played.rollout.trace.trace_id, find)
         results.extend([result] if result else [])
         progress.ended(played.rollout.reward, result and result.row())
 
     left = [branch for branch in branches if branch.name not in earlier]
-    config = replace(recipe.config.rollout_config, coupled=True)
     play_forks(policy, left, tasks.brought.environment, config, each=ended)
     pairs = fork_pairs(sorted(results, key=lambda result: (*result.fork, result.arm, result.time)), traces)
     return pairs, counts | {"pairs": len(pairs)}

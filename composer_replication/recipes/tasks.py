@@ -56,8 +56,8 @@ def _groups(rows, split):
         groups.setdefault(row[column], []).append(row)
     if len(groups) == 1:
         raise RecipeProblem(f"split={split!r}: all {len(rows)} tasks have the same, {next(iter(groups))}",
-                            "give tasks of more, or set split to task, by which training episodes can read the code that "
-                            "held-out tasks of their repository want back")
+                            "give tasks of more, or set split to task, by which training episodes can read the code "
+                            "that held-out tasks of their repository want back")
     return [groups[key] for key in sorted(groups)]
 
 # %% ../../nbs/recipes/10_tasks.ipynb #2c413671
@@ -89,7 +89,8 @@ def split_rows(
     aside = {id(row) for row in out}
     train = [row for row in rows if id(row) not in aside]
     if not train:
-        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on", "hold out fewer")
+        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on",
+                            "hold out fewer")
     if len(out) > wanted and int(os.environ.get("RANK", 0)) == 0:
         warnings.warn(f"held_out_rows={held_out:g} asks for {wanted} of {len(rows)} tasks, and {len(out)} are held "
                       f"out: split={split!r} keeps tasks of {ALIKE[split]} together; give more tasks, or set another "

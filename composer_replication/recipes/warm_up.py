@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from ..core.environment import Offer, factory_of, offer_of
 from ..core.errors import InputProblem
 from ..core.files import replacing, write_json
+from ..core.held_out import without_held_out
 from ..core.trace import Trace
 from ..tree.build import build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
@@ -72,7 +73,7 @@ def supervised_rows(
     chat: ChatFormat,
     hinted: Sequence[tuple[Trace, str]] = (),  # traces that end with a right action, and the hint before it
     max_tokens: int | None = None,  # of an episode; the rest is cut off at a turn's border
-    on_refusal: Callable[[InputProblem], None] | None = None,  # called with why an episode has no row; None: it is raised
+    on_refusal: Callable[[InputProblem], None] | None = None,  # called with why an episode has no row; None: raise it
 ) -> list[dict]:  # with `input_ids` and `labels`, -100 on tokens that are not to be learned
     "Convert episodes, and right actions after a hint, to rows for `SFTTrainer`. Raises as `build_tree`."
     rows = []
@@ -122,12 +123,12 @@ def learnt_from(
     recipe,  # a `Recipe` with `warm_up`
     settings: WarmUp,
     recorded: Sequence[Trace] = (),  # own episodes, of no held-out task
-    fitting: Callable[[Sequence[Trace]], list[Trace]] = list,  # leaves out those of a held-out task
+    held_out: Sequence[dict] = (),  # rows of tasks whose demonstrations are left out
 ) -> tuple[Sequence[Trace], Sequence[tuple[Trace, str]]]:
-    "Return the episodes, and right actions after a hint, without held-out tasks. Raises `InputProblem` if none is left."
+    "Return the episodes, and right actions after a hint, that are learnt from. Raises `InputProblem` if none is left."
     a, offer = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
     hinted = offer.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
-    hinted = [(trace, hint) for trace, hint in hinted if fitting([trace])]
+    hinted = [(trace, hint) for trace, hint in hinted if without_held_out([trace], held_out)]
     if settings.traces:
         shown = [trace for trace in recorded if (trace.reward or 0) >= 1]
         if not shown:
@@ -135,7 +136,7 @@ def learnt_from(
             raise InputProblem(f"warm_up: of {len(recorded)} traces, {scored} of them scored, none earned a reward of "
                                "1", "name episodes that passed")
     else:
-        shown = fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
+        shown = without_held_out(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks), held_out)
         if not shown:
             raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
     return shown, hinted
@@ -206,7 +207,7 @@ def kept_warm_up(
                            "take the same settings, files and held-out tasks, or another folder in warm_up")
     return True
 
-
+# %% ../../nbs/recipes/04_warm_up.ipynb #f151a8a1
 def warm_up_facts(
     recipe,  # a `Recipe`
     settings: WarmUp,
@@ -237,12 +238,12 @@ def warm_up_checkpoint(
     recipe,  # a `Recipe` with `warm_up`
     load: Callable[[], tuple],  # returns model and tokenizer of the recipe; called only if the checkpoint must be made
     tell: Callable[[dict], None] = lambda logged: None,
-    recorded: Sequence[Trace] = (),  # `recorded` and `fitting` as for `learnt_from`
-    fitting: Callable[[Sequence[Trace]], list[Trace]] = list,
+    recorded: Sequence[Trace] = (),  # `recorded` and `held_out` as for `learnt_from`
+    held_out: Sequence[dict] = (),
 ) -> Path:  # the folder, which `from_pretrained` loads
     "Return the checkpoint that the recipe starts from; train it if it does not exist. Raises `InputProblem`."
     settings = warm_up_settings(recipe.arguments.warm_up)
-    shown, hinted = learnt_from(recipe, settings, recorded, fitting)
+    shown, hinted = learnt_from(recipe, settings, recorded, held_out)
     folder, facts = Path(settings.folder), warm_up_facts(recipe, settings, shown, hinted)
     if kept_warm_up(folder, facts):
         return folder
