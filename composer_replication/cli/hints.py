@@ -45,7 +45,7 @@ def asked_judge(url: str | None, model: str | None, price: list[str], key_env: s
     if not url or not model:
         raise InputProblem("--judge and --model belong together", "give the address with --judge and the model's name "
                            "with --model")
-    from composer_replication.recipes.sources import JUDGE_CACHE, judge_of
+    from composer_replication.recipes.hint_models import JUDGE_CACHE, judge_of
     from composer_replication.replay.prices import parse_price, price_table
     ask = judge_of(f"{model}@{url}", key_env, price_table() | dict(map(parse_price, price)), spent)
 

@@ -42,7 +42,7 @@ class RecipeParser(TrlParser):
 
 
 def _arguments(key, value, action, kind):
-    "Convert a value to command line arguments, or to a default that bypasses the parser. Raises `ValueError` with what is wrong."
+    "Convert a value to command line arguments, or to a default that bypasses the parser. Raises `ValueError`."
     if value is None:
         if "None" not in kind:
             raise ValueError("this setting is never none")
@@ -53,12 +53,14 @@ def _arguments(key, value, action, kind):
         return [], {key: value}
     if isinstance(value, list):
         if not value or any(isinstance(v, (list, dict, type(None))) for v in value) or "list" not in kind:
-            raise ValueError("no list is wanted here" if value and "list" not in kind else "the list must hold plain values")
+            raise ValueError("no list is wanted here" if value and "list" not in kind else
+                             "the list must hold plain values")
         return ([f"--{key}", *map(str, value)], {}) if action.nargs == "+" else ([], {key: value})
     if isinstance(value, bool) and "bool" not in kind:
         if action.const is True and value:  # such as fsdp: a text for TRL, switched on by its name alone
             return [f"--{key}"], {}
-        raise ValueError("text or a number is wanted here; YAML reads no, yes, on and off as truth values unless they are quoted")
+        raise ValueError("text or a number is wanted here; YAML reads no, yes, on and off as truth values unless they "
+                         "are quoted")
     return ([f"--{key}", str(value)] if action.nargs == "+" else [f"--{key}={value}"]), {}
 
 # %% ../../nbs/recipes/07_arguments.ipynb #34f3bdf7
@@ -68,27 +70,32 @@ def one_line(error: Exception) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
-def command_line(parser: RecipeParser, values: Mapping, given: Mapping, overrides: Mapping, file: str | Path) -> tuple[list[str], dict]:
-    "Return all keys as parser arguments, and the defaults that bypass it. Raises `RecipeProblem` with the key at fault."
+def command_line(
+    parser: RecipeParser, values: Mapping, given: Mapping, overrides: Mapping, file: str | Path,
+) -> tuple[list[str], dict]:
+    "Return all keys as parser arguments, and defaults that bypass it. Raises `RecipeProblem` with the key at fault."
     actions = {a.dest: a for a in reversed(parser._actions) if a.dest not in ("help", *FORBIDDEN)}
-    kinds = {name: str(kind) for c in (*CLASSES, *contributed_settings().values()) for name, kind in get_type_hints(c).items()}
+    classes = *CLASSES, *contributed_settings().values()
+    kinds = {name: str(kind) for c in classes for name, kind in get_type_hints(c).items()}
     line, around = [], {}
     for key, value in (values | given).items():
         where = "--set" if key in given else file
         if key in FORBIDDEN:
-            raise RecipeProblem(f"{where}: the key {key!r} is not for recipes: {FORBIDDEN[key]}.")
+            raise RecipeProblem(f"{where}: the key {key!r} is not for recipes", FORBIDDEN[key])
         if key not in actions:
             near = difflib.get_close_matches(str(key), actions, 3)
-            raise RecipeProblem(f"{where}: the key {key!r} is unknown" + (f"; did you mean {' or '.join(near)}? " if near else ". ") + "Allowed are "
-                                f"{', '.join(f.name for f in dataclasses.fields(RecipeArguments))}, and the fields of "
-                                "ComposerReplicationConfig, trl.GRPOConfig, trl.ModelConfig and the contributions.")
+            allowed = f"did you mean {' or '.join(near)}? Allowed are" if near else "allowed are"
+            own = ", ".join(f.name for f in dataclasses.fields(RecipeArguments))
+            raise RecipeProblem(f"{where}: the key {key!r} is unknown", f"{allowed} {own}, and the fields of "
+                                "ComposerReplicationConfig, trl.GRPOConfig, trl.ModelConfig and the contributions")
         if key in given and isinstance(value, bool) and "bool" not in kinds[key] and actions[key].const is not True:
             value = overrides[key]  # the text itself, for no and off
         try:
             arguments, defaults = _arguments(key, value, actions[key], kinds[key])
             parser.parse_known_args(arguments)
         except ValueError as error:
-            shown = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n")
+            plain = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n")
+            shown = value if isinstance(value, str) else plain
             raise RecipeProblem(f"{where}: {key}={' '.join(shown.split())} will not do: "
                                 f"{one_line(error).removeprefix(f'{key}: ')}") from None
         line, around = line + arguments, around | defaults
@@ -96,17 +103,19 @@ def command_line(parser: RecipeParser, values: Mapping, given: Mapping, override
 
 
 def defaults(parser: RecipeParser, line: list[str], name: str, named: Mapping, estimating: bool) -> dict[str, Any]:
-    "Return defaults from the objective, the environment and the recipe's name; named keys are in the command line and override them."
+    "Return defaults from the objective, the environment and the recipe's name; keys of the command line override them."
     objective = parser.parse_known_args(line)[0]
     settings = objective_settings(objective.objective, objective.gradient_accumulation_steps)
     if named.get("generation_batch_size") is not None:  # TRL takes either this or the steps
         settings.pop("steps_per_generation", None)
     if objective.task is not None:
-        own, known = getattr(factory_of(objective.task), "recipe_defaults", {}), {action.dest for action in parser._actions}
+        own = getattr(factory_of(objective.task), "recipe_defaults", {})
+        known = {action.dest for action in parser._actions}
         if unknown := [key for key in own if key not in known]:
             near = difflib.get_close_matches(str(unknown[0]), known, 3)
-            raise RecipeProblem(f"task {objective.task!r}: its recipe_defaults name {unknown[0]!r}, which is no setting of a recipe"
-                                + (f"; did you mean {' or '.join(near)}?" if near else "; take the key out of the environment."))
+            raise RecipeProblem(f"task {objective.task!r}: its recipe_defaults name {unknown[0]!r}, which is no "
+                                "setting of a recipe", f"did you mean {' or '.join(near)}? Correct the environment"
+                                if near else "take the key out of the environment")
         settings |= own
     settings |= {"output_dir": f"out/{name}", "lora_dropout": 0.0}
     return settings | {"use_cpu": True} if estimating and not torch.accelerator.is_available() else settings

@@ -50,10 +50,12 @@ def base_of(
     try:
         named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise InputProblem(f"the adapter's configuration cannot be read ({error})", "take another checkpoint", str(folder)) from None
+        raise InputProblem(f"the adapter's configuration cannot be read ({error})", "take another checkpoint",
+                           str(folder)) from None
     base = named or read_record(folder).get("settings", {}).get("model")
     if not isinstance(base, str) or not base:
-        raise InputProblem("the adapter does not name its base model", "set base_model_name_or_path in its adapter_config.json", str(folder))
+        raise InputProblem("the adapter does not name its base model",
+                           "set base_model_name_or_path in its adapter_config.json", str(folder))
     return base
 
 # %% ../../nbs/recipes/02_checkpoint.ipynb #d6dea91b
@@ -77,7 +79,7 @@ def checkpoint_tokenizer(
     name: str,  # as `find_model`
     template: str | None = None,  # text of a chat template; None: the tokenizer's own
 ) -> PreTrainedTokenizerBase:
-    "Load the tokenizer and check that its template renders a conversation. Raises `InputProblem` and `TemplateProblem`."
+    "Load the tokenizer and check that its template renders a chat. Raises `InputProblem` and `TemplateProblem`."
     folder = find_model(name)
     if folder is not None and not (folder / "tokenizer_config.json").is_file() and (base := base_of(folder)):
         return checkpoint_tokenizer(base, template)
@@ -100,7 +102,8 @@ def probe_logits(
     tokenizer: PreTrainedTokenizerBase,
 ) -> torch.Tensor:  # (1, time, vocabulary) float32
     "Compute logits over a short text and over tokens from the whole vocabulary, to compare two models."
-    ids = torch.tensor([tokenizer.encode(PROBE, add_special_tokens=False) + torch.linspace(0, len(tokenizer) - 1, 16).long().tolist()])
+    over_all = torch.linspace(0, len(tokenizer) - 1, 16).long().tolist()
+    ids = torch.tensor([tokenizer.encode(PROBE, add_special_tokens=False) + over_all])
     with torch.no_grad():
         return model(ids).logits.float()
 
@@ -125,7 +128,7 @@ def merge_adapter(
         if out.weight is into.weight:
             out.weight = torch.nn.Parameter(out.weight.detach().clone(), requires_grad=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # PEFT warns of the untying done here
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # done here
         plain = model.merge_and_unload()
     into, out = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     plain.config.get_text_config().tie_word_embeddings = plain.config.tie_word_embeddings = out is into
@@ -159,11 +162,11 @@ def load_checkpoint(
                            "name a folder or hub id that holds weights") from None
     entries = model.config.get_text_config().vocab_size
     if len(tokenizer) > entries:
-        raise InputProblem(f"the tokenizer of {name!r} has {len(tokenizer)} tokens and the model's vocabulary {entries}",
+        raise InputProblem(f"the tokenizer of {name!r} has {len(tokenizer)} tokens, the model's vocabulary {entries}",
                            "take a tokenizer and a model that belong together")
     if base and model.dtype == torch.float32 and not (off := distance(probe_logits(model, tokenizer), unmerged)) < 1e-3:
-        raise InputProblem(f"the adapter {name!r} merged into its base is another model: its logits differ by {off:.1e} of the largest",
-                           "train an adapter of a kind that PEFT can merge")
+        raise InputProblem(f"the adapter {name!r} merged into its base is another model: its logits differ by "
+                           f"{off:.1e} of the largest", "train an adapter of a kind that PEFT can merge")
     return Checkpoint(name, folder, model.to(device).eval(), tokenizer, base, unmerged)
 
 # %% ../../nbs/recipes/02_checkpoint.ipynb #a5f22149

@@ -38,8 +38,8 @@ def check_recipe(recipe: Recipe) -> None:
     local_model(a.model)
     if a.chat_template is not None:
         chat_template(a.chat_template)  # raises if it cannot be read
-    if problem := next(_problems(a, c, m), None):
-        raise RecipeProblem(problem)
+    for what, remedy in _problems(a, c, m):
+        raise RecipeProblem(what, remedy)
     check_optimizer(c, m.use_peft)
     if a.task is not None:
         HeldOutGuard(**a.guard_settings or {})  # raises for wrong settings
@@ -53,108 +53,129 @@ def check_recipe(recipe: Recipe) -> None:
 def sandbox_missing(recipe: Recipe) -> SandboxProblem | None:  # None where the rollouts may run
     "Return why the rollouts of a recipe may not run on this machine, see `sandbox.base.task_problem`."
     a = recipe.arguments
-    return None if a.task is None else task_problem(offer_of(factory_of(a.task)).runs_code, a.agent is not None, a.sandbox)
+    if a.task is not None:
+        return task_problem(offer_of(factory_of(a.task)).runs_code, a.agent is not None, a.sandbox)
 
-
+# %% ../../nbs/recipes/08_checks.ipynb #f0a49dac
 def _problems(a, c, m):
-    "Yield a sentence for each combination of settings that cannot work."
+    "Yield what cannot work in these settings together, and the remedy."
     made = a.model == EMBEDDED or a.model.startswith("random:")
     if m.load_in_4bit or m.load_in_8bit:
-        yield "load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true."
+        yield "load_in_4bit and load_in_8bit are not supported", "use dtype: bfloat16 and use_peft: true"
     if c.max_steps < 1 and c.max_steps != -1:
-        yield f"max_steps={c.max_steps} leaves no step to take; give at least 1, or -1 to count num_train_epochs instead."
+        yield (f"max_steps={c.max_steps} leaves no step to take",
+               "give at least 1, or -1 to count num_train_epochs instead")
     if m.lora_dropout:
-        yield f"lora_dropout={m.lora_dropout:g} would act in no pass, since a policy is scored as it sampled, without dropout; leave it out."
+        yield (f"lora_dropout={m.lora_dropout:g} would act in no pass, since a policy is scored as it sampled, without "
+               "dropout", "leave it out")
     if c.use_vllm and a.task is None:
-        yield "vLLM samples nothing without a task; leave rollout and use_vllm out."
+        yield "vLLM samples nothing without a task", "leave rollout and use_vllm out"
     if c.use_vllm and made:
-        yield (f"vLLM reads its weights from a folder or hub id, and model {a.model!r} is made in memory; name a folder, or set rollout to "
-               "transformers.")
+        yield (f"vLLM reads its weights from a folder or hub id, and model {a.model!r} is made in memory",
+               "name a folder, or set rollout to transformers")
     if c.beta and made:
-        yield f"beta={c.beta:g} has TRL load the reference by its name, and model {a.model!r} is made in memory; take kl_coef."
+        yield (f"beta={c.beta:g} has TRL load the reference by its name, and model {a.model!r} is made in memory",
+               "take kl_coef")
     yield from _offline_problems(a, c) if a.task is None else _task_problems(a, c)
     if unknown := [name for name in a.hints if ":" not in name and name not in LAYERS]:
-        yield f"hints: there is no layer {unknown[0]!r}; use {', '.join(sorted(LAYERS))}, or package.module:layer."
-    for key, read in (("detectors", lambda: detectors_of(a.detectors or ())), ("formats", lambda: formats_of(a.formats or ())),
-                      ("blame", lambda: SiteFinder(blame=a.blame))):
+        yield f"hints: there is no layer {unknown[0]!r}", f"use {', '.join(sorted(LAYERS))}, or package.module:layer"
+    for key, read in (("detectors", lambda: detectors_of(a.detectors or ())),
+                      ("formats", lambda: formats_of(a.formats or ())), ("blame", lambda: SiteFinder(blame=a.blame))):
         try:
             read()
         except InputProblem as problem:
-            yield f"{key}: {str(problem).removeprefix(f'{key}: ')}"
+            yield f"{key}: {problem.what.removeprefix(f'{key}: ')}", problem.remedy
+    layers = {name: LAYERS.get(name) or imported(name, "hint layer") for name in a.hints}
+    takes = {name: inspect.signature(layer).parameters for name, layer in layers.items()}
     for layer, key, resource in (("judge", "hint_judge", "complete"), ("learned", "hint_writer", "write")):
-        taken = {name: inspect.signature(LAYERS.get(name) or imported(name, "hint layer")).parameters.get(resource) for name in a.hints}
-        asks = [name for name, parameter in taken.items() if parameter]  # a custom reward may do without
-        needs = [name for name in asks if name in (layer, f"pattern_{layer}") or taken[name].default is inspect.Parameter.empty]
-        if not asks if getattr(a, key) else needs:
-            yield (f"hints={a.hints} with {key}={getattr(a, key)}: " + (f"the layer {needs[0]!r} needs a model; set {key}." if needs else
-                   f"no layer of these asks a model; add {layer}, or one of your own with a parameter `{resource}`, or leave {key} out."))
+        asks = {name: taken[resource].default for name, taken in takes.items() if resource in taken}
+        needs = [name for name, default in asks.items()  # a custom reward may do without
+                 if name in (layer, f"pattern_{layer}") or default is inspect.Parameter.empty]
+        here = f"hints={a.hints} with {key}={getattr(a, key)}"
+        if getattr(a, key) and not asks:
+            yield (f"{here}: no layer of these asks a model",
+                   f"add {layer}, or one of your own with a parameter `{resource}`, or leave {key} out")
+        if needs and not getattr(a, key):
+            yield f"{here}: the layer {needs[0]!r} needs a model", f"set {key}"
+    sources = ", ".join(PAIR_SOURCES)
     if c.beta_replay and not (a.replay_pairs or a.forks):
-        yield f"beta_replay={c.beta_replay} and no replay_pairs; set replay_pairs to {', '.join(PAIR_SOURCES)} or a file, or beta_replay to 0."
+        yield (f"beta_replay={c.beta_replay} and no replay_pairs",
+               f"set replay_pairs to {sources} or a file, or beta_replay to 0")
     for name in a.replay_pairs or ():
         if name not in PAIR_SOURCES and not Path(name).is_file():
-            yield f"replay_pairs {name!r} is no file; name a file of pairs or traces, or {', '.join(PAIR_SOURCES)}."
+            yield f"replay_pairs {name!r} is no file", f"name a file of pairs or traces, or {sources}"
         if name == "group" and a.task is None:
-            yield "replay_pairs: group needs rollouts, and there is no task; take siblings or recovery of the traces."
+            yield "replay_pairs: group needs rollouts, and there is no task", "take siblings or recovery of the traces"
         if name == "siblings" and a.task is not None and not a.traces:
-            yield "replay_pairs: siblings needs traces; name recorded traces, or take group for rollouts of one task."
+            yield "replay_pairs: siblings needs traces", "name recorded traces, or take group for rollouts of one task"
 
 # %% ../../nbs/recipes/08_checks.ipynb #08080698
 def _offline_problems(a, c):
-    "Yield why recorded traces alone cannot be trained on with these settings."
+    "Yield why recorded traces alone cannot be trained on with these settings, and the remedy."
     rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens", "record", "forks")
     if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
-        yield f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out."
+        yield f"{', '.join(unused)} without a task: there are no rollouts", "name a task, or leave this out"
     if a.held_out_rows or c.eval_strategy != "no":
-        yield (f"held_out_rows={a.held_out_rows:g} with eval_strategy={c.eval_strategy.value} needs a task to measure on; name one, or leave "
-               "both out.")
+        yield (f"held_out_rows={a.held_out_rows:g} with eval_strategy={c.eval_strategy.value} needs a task to measure "
+               "on", "name one, or leave both out")
     if c.max_steps < 1:
-        yield f"max_steps={c.max_steps}: without a task there are no epochs to count; set max_steps."
+        yield f"max_steps={c.max_steps}: without a task there are no epochs to count", "set max_steps"
     if not c.alpha_sdpo and not c.beta_replay:
-        yield "alpha_sdpo=0 and beta_replay=0 leave nothing to train on without a task; set one of them."
+        yield "alpha_sdpo=0 and beta_replay=0 leave nothing to train on without a task", "set one of them"
 
 # %% ../../nbs/recipes/08_checks.ipynb #f10fd0ca
 def _task_problems(a, c):
-    "Yield why the task cannot be trained on with these settings."
+    "Yield why the task cannot be trained on with these settings, and the remedy."
     offer, prompts = offer_of(factory_of(a.task)), c.generation_batch_size // c.num_generations
+    tools, several = offer.tools != (), c.world_size > 1
     if offer.reads_tasks and a.tasks is None:
-        yield f"task {a.task!r} needs tasks; set tasks to a file that `composer-rl tasks make` wrote."
-    if offer.tools == () and c.alpha_sdpo:
-        yield (f"alpha_sdpo={c.alpha_sdpo} with task {a.task!r}, which has no tool calls and so no error turns; set alpha_sdpo to 0, or take "
-               "another task.")
+        yield f"task {a.task!r} needs tasks", "set tasks to a file that `composer-rl tasks make` wrote"
+    if not tools and c.alpha_sdpo:
+        yield (f"alpha_sdpo={c.alpha_sdpo} with task {a.task!r}, which has no tool calls and so no error turns",
+               "set alpha_sdpo to 0, or take another task")
     for key in ("agent", "context_tokens"):
-        if getattr(a, key) is not None and offer.tools == ():
-            yield f"{key} with task {a.task!r}, which has no environment to play in; take another task, or leave {key} out."
+        if getattr(a, key) is not None and not tools:
+            yield (f"{key} with task {a.task!r}, which has no environment to play in",
+                   f"take another task, or leave {key} out")
         if getattr(a, key) is not None and not c.our_loop:
-            yield f"{key} with rollout: trl would change nothing, since TRL's own loop plays; leave rollout out, or {key}."
-    if a.record and (refused := [name for name, here in (
-            ("held_out_rows", a.held_out_rows), ("curriculum", a.curriculum), ("use_vllm", c.use_vllm), ("agent", a.agent), ("more than one process", c.world_size > 1)) if here]):
-        yield f"record with {', '.join(refused)}: the start plays once, by our loop, and nothing is played later; leave one of them out."
+            yield (f"{key} with rollout: trl would change nothing, since TRL's own loop plays",
+                   f"leave rollout out, or {key}")
+    refused = {"held_out_rows": a.held_out_rows, "curriculum": a.curriculum, "use_vllm": c.use_vllm, "agent": a.agent,
+               "more than one process": several}
+    if a.record and (given := ", ".join(name for name, here in refused.items() if here)):
+        yield (f"record with {given}: the start plays once, by our loop, and nothing is played later",
+               "leave one of them out")
     if a.record and not (c.alpha_sdpo or c.beta_replay):
-        yield "record with alpha_sdpo=0 and beta_replay=0 leaves nothing to learn from the episodes; set one of them."
-    if a.record and (offer.tools == () or c.max_steps < 1):
-        yield f"record needs a task with an environment and max_steps; task is {a.task!r} and max_steps {c.max_steps}."
-    if a.forks and (refused := [name for name, here in (
-            ("beta_replay=0", not c.beta_replay), ("rollout: trl", not c.our_loop), ("agent", a.agent), ("context_tokens", a.context_tokens),
-            ("use_vllm", c.use_vllm), ("more than one process", c.world_size > 1), ("a task without tools", offer.tools == ())) if here]):
-        yield f"forks with {', '.join(refused)}: failed turns are played again by our loop, in one context, and channel 3 learns from them."
+        yield "record with alpha_sdpo=0 and beta_replay=0 leaves nothing to learn from the episodes", "set one of them"
+    if a.record and (not tools or c.max_steps < 1):
+        yield "record needs a task with an environment and max_steps", f"task is {a.task!r} and max_steps {c.max_steps}"
+    refused = {"beta_replay=0": not c.beta_replay, "rollout: trl": not c.our_loop, "agent": a.agent,
+               "context_tokens": a.context_tokens, "use_vllm": c.use_vllm, "more than one process": several,
+               "a task without tools": not tools}
+    if a.forks and (given := ", ".join(name for name, here in refused.items() if here)):
+        yield (f"forks with {given}: failed turns are played again by our loop, in one context, and channel 3 learns "
+               "from them", "leave one of them out")
     if a.train_rows < prompts:
-        yield (f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes (generation_batch_size="
-               f"{c.generation_batch_size} / num_generations={c.num_generations}), so no step would be taken; raise train_rows.")
+        yield (f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "
+               f"(generation_batch_size={c.generation_batch_size} / num_generations={c.num_generations}), so no step "
+               "would be taken", "raise train_rows")
     if c.eval_strategy != "no" and not a.held_out_rows:
-        yield f"held_out_rows=0 with eval_strategy={c.eval_strategy.value}: an evaluation needs held-out tasks; set both or none."
+        yield (f"held_out_rows=0 with eval_strategy={c.eval_strategy.value}: an evaluation needs held-out tasks",
+               "set both or none")
     if a.held_out_rows and c.eval_strategy == "no" and not a.guard:
-        yield (f"held_out_rows={a.held_out_rows:g} with guard=false and eval_strategy=no: nothing would measure on them; leave the guard on, "
-               "or set eval_strategy.")
+        yield (f"held_out_rows={a.held_out_rows:g} with guard=false and eval_strategy=no: nothing would measure on "
+               "them", "leave the guard on, or set eval_strategy")
     known = list(inspect.signature(HeldOutGuard).parameters)
     for key, value in (a.guard_settings or {}).items():
         if key not in known:
-            yield f"guard_settings: there is no {key!r}; use {', '.join(known)}."
+            yield f"guard_settings: there is no {key!r}", f"use {', '.join(known)}"
         if value is not None and type(value) not in (int, float):
-            yield f"guard_settings: {key}={value!r} is no number."
+            yield f"guard_settings: {key}={value!r} is no number", "give one"
 
 # %% ../../nbs/recipes/08_checks.ipynb #f5892801
 REPORTERS = {  # name in `report_to`: its packages, of which one is enough, and how to install one
-    "trackio": (("trackio",), "pip install 'composer_replication[trackio]'"), "wandb": (("wandb",), "pip install wandb"),
+    "trackio": (("trackio",), "pip install 'composer_replication[trackio]'"),
+    "wandb": (("wandb",), "pip install wandb"),
     "tensorboard": (("tensorboard", "tensorboardX"), "pip install tensorboard")}
 
 
@@ -165,4 +186,5 @@ def check_reporters(
     for name in names:
         packages, remedy = REPORTERS.get(name, ((), ""))
         if packages and not any(map(find_spec, packages)):
-            raise RecipeProblem(f"report_to={name} needs the package {packages[0]}, which is not installed; {remedy}, or set report_to to none.")
+            raise RecipeProblem(f"report_to={name} needs the package {packages[0]}, which is not installed",
+                                f"{remedy}, or set report_to to none")

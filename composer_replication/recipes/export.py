@@ -115,7 +115,7 @@ class Exported:
     parameters: int
     dtype: str
     merged: bool  # an adapter was
-    difference: float  # to the logits of the checkpoint, of an adapter before it was merged: the largest, as a share of the largest logit
+    difference: float  # largest, to the checkpoint's logits before an adapter was merged, as a share of the largest
     step: int | None
 
 
@@ -137,7 +137,7 @@ def export_checkpoint(
     out: Path,  # a new folder
     merge: bool = False,  # merge a LoRA adapter into its base
 ) -> Exported:
-    "Write a plain checkpoint. Raises `InputProblem` if it cannot be loaded, or the exported weights are not the same model."
+    "Write a plain checkpoint. Raises `InputProblem` if it cannot be loaded, or the weights written are another model."
     folder, out = find_model(name), Path(out)
     adapter = folder is not None and (folder / "adapter_config.json").is_file()
     if adapter and not merge:

@@ -34,13 +34,14 @@ def load_recipe(
         try:
             given[key] = yaml.load(text, RecipeLoader)
         except yaml.YAMLError:
-            raise RecipeProblem(f"{key}={text!r} is no YAML value; quote it.") from None
+            raise RecipeProblem(f"{key}={text!r} is no YAML value", "quote it") from None
     line, around = command_line(parser, values, given, overrides, file)
     try:
         parser.set_defaults(**defaults(parser, line, path.stem, values | given, estimating) | around)
         arguments, config, model, *others = parser.parse_args_and_config(line)
         if arguments.model in plugin_names("model"):
-            arguments.model = str(fetched_model(arguments.model) or arguments.model if estimating else model_folder(arguments.model))
+            folder = fetched_model(arguments.model) if estimating else model_folder(arguments.model)
+            arguments.model = str(folder or arguments.model)
         model = dataclasses.replace(model, model_name_or_path=arguments.model)
         recipe = Recipe(path.stem, arguments, config, model, frozenset(values | given), dict(zip(own, others)))
         check_recipe(recipe)

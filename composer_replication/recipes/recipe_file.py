@@ -45,10 +45,10 @@ def find_recipe(
         raise RecipeProblem("there is no such file", "check the path; `composer-rl recipes new` writes a first one",
                             str(name))
     if near := matches or difflib.get_close_matches(str(name), shipped, 3):
-        raise RecipeProblem(f"there is no recipe {str(name)!r}; did you mean {' or '.join(near)}? `composer-rl recipes "
-                            "list` shows all.")
-    raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: "
-                        f"{', '.join(shipped)}.")
+        raise RecipeProblem(f"there is no recipe {str(name)!r}",
+                            f"did you mean {' or '.join(near)}? `composer-rl recipes list` shows all")
+    raise RecipeProblem(f"there is no recipe {str(name)!r}",
+                        f"name a YAML file, or one of the shipped: {', '.join(shipped)}")
 
 # %% ../../nbs/recipes/05_recipe_file.ipynb #3f821981
 class RecipeLoader(yaml.SafeLoader):
@@ -72,9 +72,9 @@ def read_recipe(
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeProblem(f"{path} cannot be read as YAML ({' '.join(str(error).split())}); mend it.") from None
+        raise RecipeProblem(f"{path} cannot be read as YAML ({' '.join(str(error).split())})", "mend it") from None
     if not isinstance(values, dict):
-        raise RecipeProblem(f"{path} holds no mapping; a recipe is lines of `key: value`.")
+        raise RecipeProblem(f"{path} holds no mapping", "a recipe is lines of `key: value`")
     return values
 
 # %% ../../nbs/recipes/05_recipe_file.ipynb #7236bd17
@@ -128,14 +128,14 @@ def new_recipe(
     agent: str | None = None,  # the command of an agent that plays the tasks; None: our loop plays
     agent_path: str | None = None,  # the folder where it is installed
 ) -> str:  # YAML
-    "Write the text of a small recipe. Raises `RecipeProblem` if there is nothing to train on, or nothing that an agent could play."
+    "Write the text of a small recipe. Raises `RecipeProblem` if there is nothing to train on, or for an agent to play."
     if not traces and tasks is None:
-        raise RecipeProblem("there is nothing to train on; give --traces FILES, or --tasks FILE, or both.")
+        raise RecipeProblem("there is nothing to train on", "give --traces FILES, or --tasks FILE, or both")
     if agent is not None and tasks is None:
-        raise RecipeProblem("an agent plays tasks; give --tasks FILE, or --tasks larder for those of the shipped "
-                            "repository.")
+        raise RecipeProblem("an agent plays tasks",
+                            "give --tasks FILE, or --tasks larder for those of the shipped repository")
     if agent is None and agent_path is not None:
-        raise RecipeProblem("--agent-path is where an agent is installed; give its command by --agent.")
+        raise RecipeProblem("--agent-path is where an agent is installed", "give its command by --agent")
     quoted = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
     parts = ([_TRACES.format(traces=quoted(list(traces)))] * bool(traces)
              + [_TASKS.format(tasks=quoted(tasks))] * (tasks is not None))

@@ -33,89 +33,106 @@ SPLITS = ("repository", "time", "task")
 
 PAIR_SOURCES = ("group", *FREE_PAIRS, EMBEDDED)
 
-
+# %% ../../nbs/recipes/06_settings.ipynb #d892bd96
 @dataclass
 class RecipeArguments:
     "The model, tasks, traces, hints and further settings of a run. Raises `RecipeProblem`."
 
-    model: str = setting(EMBEDDED, "Folder or hub id, `embedded` for the shipped one, or `random:` and the path of a config.json.")
+    model: str = setting(EMBEDDED, "Folder or hub id, `embedded` for the shipped one, or `random:` and the path of a "
+        "config.json.")
     tokenizer: str | None = setting(None, "Folder or hub id; none: the model's.")
-    chat_template: str | None = setting(None, "A shipped template: `chatml-tools`, `plain-tools`, or `fenced` for a model that acts by fenced blocks; or a file; none: the tokenizer's own.")
-    task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `sql`, `toy`, another registered one, or `package.module:factory` "
-                                     "for one's own, which is imported.")
-    tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or `larder`, a shipped one.")
-    split: str = setting("repository", "How tasks of a file are held out: by `repository`, by `time` (the latest), or by `task`.")
-    data_folder: str | None = setting(None, "Folder of the task's own files; none: `tasks` in the folder that COMPOSER_DATA names.")
+    chat_template: str | None = setting(None, "A shipped template: `chatml-tools`, `plain-tools`, or `fenced` for a "
+        "model that acts by fenced blocks; or a file; none: the tokenizer's own.")
+    task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `sql`, `toy`, another registered one, or "
+        "`package.module:factory` for one's own, which is imported.")
+    tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; "
+        "or `larder`, a shipped one.")
+    split: str = setting("repository", "How tasks of a file are held out: by `repository`, by `time` (the latest), or "
+        "by `task`.")
+    data_folder: str | None = setting(None, "Folder of the task's own files; none: `tasks` in the folder that "
+        "COMPOSER_DATA names.")
     train_rows: int = setting(64, "Tasks to train on, at most.")
     held_out_rows: float = setting(0, "Tasks that are never trained on; below 1 a share of a file's.")
-    guard: bool = setting(True, "Stop where the held-out score falls while the reward rises, or both collapse; wherever rows are "
-                                "held out, every guard_steps and at the last step.")
-    guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop, "
-                                                 "collapse_drop.")
-    warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "
-                                         "demonstrations, or traces of one's own (those that earned 1), hinted, steps, batch_size, "
-                                         "learning_rate, seed.")
-    agent: dict | None = setting(None, "Somebody else's agent that plays the task in its sandbox: command with {url} {key} {model} {workspace} {prompt_file}, "
-                                       "or `package.module:callable`; path (a folder of its packages), seconds, memory_mb, processes.")
-    sandbox: str = setting("auto", "Where code that the model or an agent writes is run: `auto` (the first kind that isolates), `bubblewrap`, `docker`, or "
-                                   "`local-unsafe`, as this user and without isolation.")
-    context_tokens: int | None = setting(None, "Tokens of one context: beyond them an episode goes on in a new segment, as `compaction` says; none: one context.")
-    compaction: str = setting("summary", "What takes the place of a context beyond context_tokens: a `summary` that the policy writes, or what is `left` when "
-                                         "the oldest turns are dropped.")
-    curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")
-    episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and coefficients of "
-                                                "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
-    objective: str = setting("dr_grpo", f"Channel 1: {', '.join(PO_OBJECTIVES)}. Sets what else is not named in the recipe.")
+    guard: bool = setting(True, "Stop where the held-out score falls while the reward rises, or both collapse; "
+        "wherever rows are held out, every guard_steps and at the last step.")
+    guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, "
+        "proxy_gap_stop, collapse_drop.")
+    warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its "
+        "folder: folder, demonstrations, or traces of one's own (those that earned 1), hinted, steps, batch_size, "
+        "learning_rate, seed.")
+    agent: dict | None = setting(None, "Somebody else's agent that plays the task in its sandbox: command with {url} "
+        "{key} {model} {workspace} {prompt_file}, or `package.module:callable`; path (a folder of its packages), "
+        "seconds, memory_mb, processes.")
+    sandbox: str = setting("auto", "Where code that the model or an agent writes is run: `auto` (the first kind that "
+        "isolates), `bubblewrap`, `docker`, or `local-unsafe`, as this user and without isolation.")
+    context_tokens: int | None = setting(None, "Tokens of one context: beyond them an episode goes on in a new "
+        "segment, as `compaction` says; none: one context.")
+    compaction: str = setting("summary", "What takes the place of a context beyond context_tokens: a `summary` that "
+        "the policy writes, or what is `left` when the oldest turns are dropped.")
+    curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved "
+        "ones aside.")
+    episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and "
+        "coefficients of `repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
+    objective: str = setting(
+        "dr_grpo", f"Channel 1: {', '.join(PO_OBJECTIVES)}. Sets what else is not named in the recipe.")
     resume: bool = setting(False, "Go on from the last complete checkpoint in output_dir, if there is one.")
-    record: bool = setting(False, "The start plays each of the task's train_rows once, before the first step, into start.jsonl of output_dir; channels 2 and 3 "
-                                  "learn from these episodes alone.")
-    traces: list[str] | None = setting(None, "Recorded trace files of any format, folders and patterns too, or `embedded`: channels 2 and 3 on them, beside "
-                                             "rollouts or, without a task, alone.")
-    formats: list[str] | None = setting(None, "Formats of your own for `traces` and `replay_pairs`, as `package.module:format`.")
+    record: bool = setting(False, "The start plays each of the task's train_rows once, before the first step, into "
+        "start.jsonl of output_dir; channels 2 and 3 learn from these episodes alone.")
+    traces: list[str] | None = setting(None, "Recorded trace files of any format, folders and patterns too, or "
+        "`embedded`: channels 2 and 3 on them, beside rollouts or, without a task, alone.")
+    formats: list[str] | None = setting(None, "Formats of your own for `traces` and `replay_pairs`, as "
+        "`package.module:format`.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
-        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` (habits alone), `learned`, `sibling` (recorded traces), "
-                "another registered one, or `package.module:layer`."})
-    detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, `ignored_format`, `wasteful_exploration`, or "
-                                                "`package.module:detector` of your own.")
-    blame: str = setting("shown", "Channel 2 acts at the turn whose result shows a failure (`shown`), or, where file and line prove it, at the earlier "
-                                  "turn that wrote the failing lines (`cause`).")
-    hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
-    hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than OpenRouter's.")
-    hint_writer: str | None = setting(None, "Folder or hub id of the causal LM behind the `learned` layer, as `composer-rl hints train` saves it.")
-    forks: dict | None = setting(None, "Channel 3: failed turns are played again to the episode's end, `times` (2) in each of `arms` (none, own): those of "
-                                       "`record`'s episodes or of `traces` by the start, else a step's own by the policy; actions whose episode passed are "
-                                       "preferred to those whose did not.")
-    replay_pairs: list[str] | None = setting(None, "Channel 3 (ours, not Cursor's), one or several: `group` (rollouts of one task), "
-                                             "`siblings` and `recovery` (rollouts and recorded traces, no teacher), `embedded` (the "
-                                             "shipped traces), or a file of pairs or of traces with siblings.")
-
+        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` "
+                "(habits alone), `learned`, `sibling` (recorded traces), another registered one, or "
+                "`package.module:layer`."})
+    detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, "
+        "`ignored_format`, `wasteful_exploration`, or `package.module:detector` of your own.")
+    blame: str = setting("shown", "Channel 2 acts at the turn whose result shows a failure (`shown`), or, where file "
+        "and line prove it, at the earlier turn that wrote the failing lines (`cause`).")
+    hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is "
+        "OpenRouter's.")
+    hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than "
+        "OpenRouter's.")
+    hint_writer: str | None = setting(None, "Folder or hub id of the causal LM behind the `learned` layer, as "
+        "`composer-rl hints train` saves it.")
+    forks: dict | None = setting(None, "Channel 3: failed turns are played again to the episode's end, `times` (2) in "
+        "each of `arms` (none, own): those of `record`'s episodes or of `traces` by the start, else a step's own by "
+        "the policy; actions whose episode passed are preferred to those whose did not.")
+    replay_pairs: list[str] | None = setting(None, "Channel 3 (ours, not Cursor's), one or several: `group` (rollouts "
+        "of one task), `siblings` and `recovery` (rollouts and recorded traces, no teacher), `embedded` (the shipped "
+        "traces), or a file of pairs or of traces with siblings.")
     def __post_init__(self):
         if self.task is None and not self.traces:
-            raise RecipeProblem("there is nothing to train on; name a task, or recorded traces.")
+            raise RecipeProblem("there is nothing to train on", "name a task, or recorded traces")
         check_one_of("split", self.split, SPLITS)
         if self.train_rows < 1 or self.held_out_rows < 0:
-            raise RecipeProblem(f"train_rows={self.train_rows} and held_out_rows={self.held_out_rows:g} will not do; take at "
-                                "least 1 to train on and 0 or more held out.")
+            raise RecipeProblem(f"train_rows={self.train_rows} and held_out_rows={self.held_out_rows:g} will not do",
+                                "take at least 1 to train on and 0 or more held out")
         if not (self.held_out_rows < 1 or float(self.held_out_rows).is_integer()):
-            raise RecipeProblem(f"held_out_rows={self.held_out_rows:g} is no number of tasks; give a whole number, or below 1 a share.")
+            raise RecipeProblem(f"held_out_rows={self.held_out_rows:g} is no number of tasks",
+                                "give a whole number, or below 1 a share")
         if self.agent is not None:
             try:
                 Agent(**self.agent)
             except TypeError as error:
-                raise RecipeProblem(f"agent: {error}; its keys are {', '.join(f.name for f in dataclasses.fields(Agent))}.") from None
+                keys = ", ".join(f.name for f in dataclasses.fields(Agent))
+                raise RecipeProblem(f"agent: {error}", f"its keys are {keys}") from None
         check_one_of("compaction", self.compaction, WAYS)
         if self.forks is not None:
             self.forks = {"times": 2, "arms": ["none", "own"]} | self.forks
             times, arms, *more = self.forks.values()
-            if more or type(times) is not int or times < 1 or not isinstance(arms, list) or not arms or not set(arms) <= set(ARMS):
-                raise RecipeProblem(f"forks={self.forks}: its keys are times, at least 1, and arms, of {', '.join(ARMS)}.")
+            known = isinstance(arms, list) and arms and set(arms) <= set(ARMS)
+            if more or type(times) is not int or times < 1 or not known:
+                raise RecipeProblem(f"forks={self.forks} will not do",
+                                    f"its keys are times, at least 1, and arms, of {', '.join(ARMS)}")
         check_one_of("sandbox", self.sandbox, ("auto", *sandbox_kinds()))
         if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
-            why = "an agent keeps its contexts itself; leave it out" if self.agent else "a context has at least 1 token"
-            raise RecipeProblem(f"context_tokens={self.context_tokens}: {why}.")
+            why = "an agent keeps its contexts itself" if self.agent else "a context has at least 1 token"
+            raise RecipeProblem(f"context_tokens={self.context_tokens}: {why}", "leave it out")
         if self.model.startswith("random:") and self.tokenizer is None:
-            raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
+            raise RecipeProblem(f"model {self.model!r} comes without a tokenizer", "name one with tokenizer")
 
 # %% ../../nbs/recipes/06_settings.ipynb #11441af5
 @dataclass(frozen=True)
@@ -127,7 +144,7 @@ class Recipe:
     config: ComposerReplicationConfig
     model: ModelConfig  # type of the weights, LoRA
     named: frozenset[str] = frozenset()  # keys that the file or the overrides name
-    contributed: Mapping[str, Any] = field(default_factory=dict)  # a contribution's name in `plugins.toml` -> its own settings
+    contributed: Mapping[str, Any] = field(default_factory=dict)  # a contribution's name -> its own settings
 
     @property
     def formats(self) -> tuple[Format, ...]:

@@ -24,11 +24,12 @@ from ..core.held_out import HeldoutSplit, content_hash
 
 # %% ../../nbs/recipes/10_tasks.ipynb #7d97dd6b
 def joined(rows: Sequence[dict]) -> list[list[dict]]:
-    """Group rows that ask for the same thing, directly or through other rows: the same content or id, or parts (module:Class.method) of
-    one repository of which one contains the other."""
+    """Group rows that ask for the same thing, directly or through other rows: the same content or id, or parts
+    (module:Class.method) of one repository of which one contains the other."""
     first_row, parts, group_of = {}, {}, []
     for number, row in enumerate(rows):
-        alike = {first_row.setdefault(key, number) for key in (("content", content_hash(row)), ("id", row["task_id"]))} - {number}
+        keys = ("content", content_hash(row)), ("id", row["task_id"])
+        alike = {first_row.setdefault(key, number) for key in keys} - {number}
         known = parts.setdefault(row.get("repository"), [])
         for part in row.get("parts") or ():
             alike |= {other for its, other in known if part == its or part.startswith(f"{its}.")
@@ -49,18 +50,18 @@ def _groups(rows, split):
     column = {"repository": "repository", "time": "created_at"}[split]
     if bare := [row["task_id"] for row in rows if not row.get(column)]:
         raise RecipeProblem(f"split={split!r} needs {column!r} in every task, and {len(bare)} have none, for example "
-                            f"{bare[0]!r}; take another split.")
+                            f"{bare[0]!r}", "take another split")
     groups: dict[str, list] = {}
     for row in rows:
         groups.setdefault(row[column], []).append(row)
     if len(groups) == 1:
-        raise RecipeProblem(f"split={split!r}: all {len(rows)} tasks have the same, {next(iter(groups))}; give tasks "
-                            "of more, or set split to task, by which training episodes can read the code that held-out "
-                            "tasks of their repository want back.")
+        raise RecipeProblem(f"split={split!r}: all {len(rows)} tasks have the same, {next(iter(groups))}",
+                            "give tasks of more, or set split to task, by which training episodes can read the code "
+                            "that held-out tasks of their repository want back")
     return [groups[key] for key in sorted(groups)]
 
 # %% ../../nbs/recipes/10_tasks.ipynb #2c413671
-ALIKE = {"repository": "one repository", "time": "one time", "task": "the same code"}  # by split, what a group has in common
+ALIKE = {"repository": "one repository", "time": "one time", "task": "the same code"}  # what a group has in common
 
 
 def split_rows(
@@ -69,7 +70,9 @@ def split_rows(
     held_out: float,  # approximate number of rows; below 1 a share
     seed: int,  # of the draw
 ) -> tuple[list[dict], list[dict]]:  # to train on, held out; each in the order of `rows`
-    "Split rows so that no group is on both sides; warns if more is held out than asked. Raises `RecipeProblem` if a side would be empty."
+    """Split rows so that no group is on both sides; warns if more is held out than asked.
+
+    Raises `RecipeProblem` if a side would be empty."""
     wanted = math.ceil(held_out * len(rows)) if held_out < 1 else int(held_out)
     groups, out, in_order = _groups(rows, split), [], split == "time"
     if in_order:
@@ -86,8 +89,8 @@ def split_rows(
     aside = {id(row) for row in out}
     train = [row for row in rows if id(row) not in aside]
     if not train:
-        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on; hold out "
-                            "fewer.")
+        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on",
+                            "hold out fewer")
     if len(out) > wanted and int(os.environ.get("RANK", 0)) == 0:
         warnings.warn(f"held_out_rows={held_out:g} asks for {wanted} of {len(rows)} tasks, and {len(out)} are held "
                       f"out: split={split!r} keeps tasks of {ALIKE[split]} together; give more tasks, or set another "
@@ -113,23 +116,23 @@ def _try_environment(name, factory):
         environment.close()
     except Exception as error:  # from third-party code
         why = " ".join(str(error).split())
-        raise RecipeProblem(f"task {name!r}: making an environment ended with {type(error).__name__} ({why}); mend "
-                            "it.") from None
+        raise RecipeProblem(f"task {name!r}: making an environment ended with {type(error).__name__} ({why})",
+                            "mend it") from None
     if not callable(getattr(made, "reset", None)):
-        raise RecipeProblem(f"task {name!r} makes a {type(made).__name__}, which has no reset; name what makes an "
-                            "environment.")
+        raise RecipeProblem(f"task {name!r} makes a {type(made).__name__}, which has no reset",
+                            "name what makes an environment")
     return environment
 
 
 def recipe_tasks(
     recipe: Recipe,
 ) -> RunTasks:
-    "Load and split the tasks of a recipe. Raises `ValueError` for files that are absent, too short, or share a problem."
+    "Load and split a recipe's tasks. Raises `ValueError` for files that are absent, too short, or share a problem."
     a, seed = recipe.arguments, recipe.config.seed
     brought = task_set(a.task, TasksWanted(a.tasks, a.data_folder, a.train_rows, a.held_out_rows, seed))
     environment = brought.environment and _try_environment(a.task, brought.environment)
     if (a.episode_reward or {}).get("credit") == "share" and not hasattr(environment, "grade"):
-        raise RecipeProblem("episode_reward: credit=share needs an environment that keeps a grade; leave credit out.")
+        raise RecipeProblem("episode_reward: credit=share needs an environment that keeps a grade", "leave credit out")
     train, held_out = list(brought.rows), brought.held_out
     if not train:
         raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with "
@@ -143,8 +146,8 @@ def recipe_tasks(
     prompts = recipe.config.generation_batch_size // recipe.config.num_generations
     if len(train) < prompts:
         raise RecipeProblem(f"{len(train)} tasks are left to train on, and one generation takes {prompts} "
-                            "(generation_batch_size / num_generations), so no step would be taken; give more tasks, or "
-                            "hold out fewer.")
+                            "(generation_batch_size / num_generations), so no step would be taken",
+                            "give more tasks, or hold out fewer")
     return RunTasks(train, list(held_out), brought, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": seed})
 
 # %% ../../nbs/recipes/10_tasks.ipynb #53b73a82
@@ -160,8 +163,8 @@ def keep_split(
                               ("held_out", "train", "shows that the earlier run trained on {} tasks that this run "
                                "would hold out")):
         if mixed := sorted(set(ids[here]) & set(before[there])):
-            raise RecipeProblem(f"{path} {what.format(len(mixed))}, for example {mixed[0]}; take the settings of the "
-                                "earlier run, or another output_dir.")
+            raise RecipeProblem(f"{path} {what.format(len(mixed))}, for example {mixed[0]}",
+                                "take the settings of the earlier run, or another output_dir")
     if last_complete_checkpoint(folder):  # its weights were trained on the tasks of earlier starts
         ids = {name: [*dict.fromkeys([*before[name], *ids[name]])] for name in ids}
     if int(os.environ.get("RANK", 0)) == 0:

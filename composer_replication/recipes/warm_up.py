@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from ..core.environment import Offer, factory_of, offer_of
 from ..core.errors import InputProblem
 from ..core.files import replacing, write_json
+from ..core.held_out import without_held_out
 from ..core.trace import Trace
 from ..tree.build import build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
@@ -39,18 +40,18 @@ class WarmUp:
     steps: int = 30
     batch_size: int = 8  # episodes per step
     learning_rate: float = 1e-4  # AdamW, constant
-    hinted: int = 0  # number of additional examples, each a right action after a hint, so that the model keeps using hints
-    traces: Sequence[str] = ()  # in their place files of recorded episodes, of which those with a reward of 1 are learnt from
+    hinted: int = 0  # further examples, each a right action after a hint, so that the model keeps using hints
+    traces: Sequence[str] = ()  # files of recorded episodes instead, of which those with a reward of 1 are learnt from
     seed: int = 0  # names the demonstrations and their order, not the run's: runs with other seeds share the checkpoint
 
     def __post_init__(self):
         if not isinstance(self.folder, str) or not self.folder:
             raise InputProblem("warm_up needs the folder of its checkpoint", "set folder to a path")
         for name in ("demonstrations", "steps", "batch_size", "learning_rate", "hinted"):
-            value, low = getattr(self, name), 0 if name == "hinted" else 1e-300
-            if isinstance(value, bool) or not isinstance(value, int | float if name == "learning_rate" else int) or value < low:
+            value, kind = getattr(self, name), int | float if name == "learning_rate" else int
+            if isinstance(value, bool) or not isinstance(value, kind) or value < 0 or not (value or name == "hinted"):
                 raise InputProblem(f"warm_up: {name}={value!r} will not do",
-                                   f"give a number {'of 0 or more' if not low else 'above 0'}")
+                                   f"give a number {'of 0 or more' if name == 'hinted' else 'above 0'}")
         if not isinstance(self.traces, list | tuple) or not all(isinstance(file, str) and file for file in self.traces):
             raise InputProblem(f"warm_up: traces={self.traces!r} will not do", "give a list of files or patterns")
         if self.batch_size > 1 and self.batch_size % 2:  # a device takes two episodes at a time
@@ -72,8 +73,8 @@ def supervised_rows(
     chat: ChatFormat,
     hinted: Sequence[tuple[Trace, str]] = (),  # traces that end with a right action, and the hint before it
     max_tokens: int | None = None,  # of an episode; the rest is cut off at a turn's border
-    on_refusal: Callable[[InputProblem], None] | None = None,  # called with why an episode has no row; None: that is raised
-) -> list[dict]:  # with `input_ids` and `labels`, -100 on tokens that the assistant has not written, or that are not to be learned
+    on_refusal: Callable[[InputProblem], None] | None = None,  # called with why an episode has no row; None: raise it
+) -> list[dict]:  # with `input_ids` and `labels`, -100 on tokens that are not to be learned
     "Convert episodes, and right actions after a hint, to rows for `SFTTrainer`. Raises as `build_tree`."
     rows = []
     for trace in traces:
@@ -122,12 +123,12 @@ def learnt_from(
     recipe,  # a `Recipe` with `warm_up`
     settings: WarmUp,
     recorded: Sequence[Trace] = (),  # own episodes, of no held-out task
-    fitting: Callable[[Sequence[Trace]], list[Trace]] = list,  # leaves out those of a held-out task
+    held_out: Sequence[dict] = (),  # rows of tasks whose demonstrations are left out
 ) -> tuple[Sequence[Trace], Sequence[tuple[Trace, str]]]:
-    "Return the episodes, and the right actions after a hint, without held-out tasks. Raises `InputProblem` if no episode is left."
+    "Return the episodes, and right actions after a hint, that are learnt from. Raises `InputProblem` if none is left."
     a, offer = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
     hinted = offer.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
-    hinted = [(trace, hint) for trace, hint in hinted if fitting([trace])]
+    hinted = [(trace, hint) for trace, hint in hinted if without_held_out([trace], held_out)]
     if settings.traces:
         shown = [trace for trace in recorded if (trace.reward or 0) >= 1]
         if not shown:
@@ -135,14 +136,14 @@ def learnt_from(
             raise InputProblem(f"warm_up: of {len(recorded)} traces, {scored} of them scored, none earned a reward of "
                                "1", "name episodes that passed")
     else:
-        shown = fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
+        shown = without_held_out(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks), held_out)
         if not shown:
             raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
     return shown, hinted
 
 
 def stage_rows(recipe, chat: ChatFormat, shown: Sequence[Trace], hinted: Sequence[tuple[Trace, str]]) -> list[dict]:
-    "Convert the result of `learnt_from` by `supervised_rows`. Own episodes that cannot be converted are left out, with a warning."
+    "Convert what `learnt_from` returned to rows. Own episodes that cannot be converted are left out, with a warning."
     if not recipe.arguments.warm_up.get("traces"):
         return supervised_rows(shown, chat, hinted)
     refusals = []
@@ -158,7 +159,7 @@ def stage_rows(recipe, chat: ChatFormat, shown: Sequence[Trace], hinted: Sequenc
 def train_warm_up(
     recipe,  # a `Recipe`
     settings: WarmUp,
-    model,  # as `recipes.run.recipe_model`
+    model,  # a causal LM
     tokenizer,
     tell: Callable[[dict], None] = lambda logged: None,  # called with what is logged
     shown: Sequence[Trace] = (),  # `shown` and `hinted` are the results of `learnt_from`
@@ -206,9 +207,14 @@ def kept_warm_up(
                            "take the same settings, files and held-out tasks, or another folder in warm_up")
     return True
 
-
-def warm_up_facts(recipe, settings: WarmUp, shown: Sequence[Trace] = (), hinted: Sequence[tuple[Trace, str]] = ()) -> dict:
-    "Return what a warm-up's weights depend on, with a digest of the episodes: runs with equal settings may hold out different tasks."
+# %% ../../nbs/recipes/04_warm_up.ipynb #f151a8a1
+def warm_up_facts(
+    recipe,  # a `Recipe`
+    settings: WarmUp,
+    shown: Sequence[Trace] = (),  # `shown` and `hinted` as of `learnt_from`: equal settings may hold out other tasks
+    hinted: Sequence[tuple[Trace, str]] = (),
+) -> dict:
+    "Return what a warm-up's weights depend on, with a digest of the episodes."
     a = recipe.arguments
     made = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("folder", "traces")
             and (v or k != "hinted")}
@@ -218,9 +224,11 @@ def warm_up_facts(recipe, settings: WarmUp, shown: Sequence[Trace] = (), hinted:
              for trace, hint in [*((t, None) for t in shown), *hinted]]
     return made | {
         "model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model,
-        "revision": recipe.model.model_revision, "weights_seed": recipe.config.seed if a.model.startswith("random:")
-        else None, "task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template,
-        "bf16": recipe.config.bf16, "episodes": hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()}
+        "revision": recipe.model.model_revision,
+        "weights_seed": recipe.config.seed if a.model.startswith("random:") else None,
+        "task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template,
+        "bf16": recipe.config.bf16,
+        "episodes": hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()}
 
 # %% ../../nbs/recipes/04_warm_up.ipynb #0208bf8b
 WAIT = 6 * 3600  # seconds to wait for another run that makes the same checkpoint
@@ -230,12 +238,12 @@ def warm_up_checkpoint(
     recipe,  # a `Recipe` with `warm_up`
     load: Callable[[], tuple],  # returns model and tokenizer of the recipe; called only if the checkpoint must be made
     tell: Callable[[dict], None] = lambda logged: None,
-    recorded: Sequence[Trace] = (),  # `recorded` and `fitting` as for `learnt_from`
-    fitting: Callable[[Sequence[Trace]], list[Trace]] = list,
+    recorded: Sequence[Trace] = (),  # `recorded` and `held_out` as for `learnt_from`
+    held_out: Sequence[dict] = (),
 ) -> Path:  # the folder, which `from_pretrained` loads
     "Return the checkpoint that the recipe starts from; train it if it does not exist. Raises `InputProblem`."
     settings = warm_up_settings(recipe.arguments.warm_up)
-    shown, hinted = learnt_from(recipe, settings, recorded, fitting)
+    shown, hinted = learnt_from(recipe, settings, recorded, held_out)
     folder, facts = Path(settings.folder), warm_up_facts(recipe, settings, shown, hinted)
     if kept_warm_up(folder, facts):
         return folder

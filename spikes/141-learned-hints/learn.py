@@ -26,7 +26,7 @@ from composer_replication.experiments.hint_score import repairs
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import LearnedHintGenerator, writer_prompt
 from composer_replication.recipes.checkpoint import Checkpoint, load_checkpoint
-from composer_replication.recipes.sources import HintWriter
+from composer_replication.recipes.hint_models import HintWriter
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.traces.error_sites import find_error_sites

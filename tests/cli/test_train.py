@@ -157,8 +157,8 @@ def test_a_dry_run_names_a_package_that_is_not_here_and_plans_all_the_same(tmp_p
 
 
 def test_a_dry_run_loads_no_writer_of_hints(tmp_path, capsys, monkeypatch):
-    import composer_replication.recipes.sources as sources
-    monkeypatch.setattr(sources, "load_checkpoint", lambda name: pytest.fail("weights"))
+    import composer_replication.recipes.hint_models as hint_models
+    monkeypatch.setattr(hint_models, "load_checkpoint", lambda name: pytest.fail("weights"))
     monkeypatch.chdir(tmp_path)
     words = ["--config", "toy", "--dry-run", "--set", "hints=[learned]", "--set", "hint_writer=embedded"]
     assert said_by(words, capsys, monkeypatch)[0] == 0

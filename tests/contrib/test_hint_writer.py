@@ -24,8 +24,8 @@ from composer_replication.experiments.hint_score import repairs
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import writer_prompt
 from composer_replication.recipes.checkpoint import load_checkpoint
+from composer_replication.recipes.hint_models import HintWriter, recipe_hints
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.sources import HintWriter, recipe_hints
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template

@@ -1,6 +1,7 @@
 """`forks`: failed turns of recorded episodes are played again, and channel 3 learns the pairs."""
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.replay.examples import read_pairs
 from composer_replication.report.train import step_line
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.export import write_traces
 from composer_replication.traces.read import read_traces
 
 
@@ -80,6 +82,61 @@ def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, m
     whole = replace(trained, arguments=replace(trained.arguments, replay_pairs=[str(folder / "run" / "forks.jsonl")]))
     sources = run_data(whole)[1]  # a file that holds them all the same
     assert any(e.pairs for e in sources.traces) and aside not in {e.trace.task_id for e in (*sources.traces, *sources.pairs)}
+
+@pytest.fixture
+def play_all(ran, tmp_path, monkeypatch):
+    "What resumes a run's forks on the first episodes of a recorded run, and returns how many branches it played."
+    traces, play, ends = list(read_traces(ran[0] / "run" / "start.jsonl")), stages.play_forks, []
+    failed = [trace for trace in traces if find_error_sites(trace)]
+
+    def playing(*given, each, **named):
+        def ended(one):
+            each(one)
+            ends.append(one)
+            if len(ends) == killed:
+                raise KeyboardInterrupt
+        return play(*given, each=ended, **named)
+
+    def make(episodes, kill=None, **settings):
+        nonlocal killed
+        killed = kill
+        ends.clear()
+        write_traces(failed[:episodes], tmp_path / "mine.jsonl")
+        recipe = small(tmp_path, record=False, traces=[str(tmp_path / "mine.jsonl")], resume=True, max_turns=4, **settings)
+        with pytest.raises(KeyboardInterrupt) if kill else nullcontext():
+            forked(recipe, recipe)
+        return len(ends)
+
+    killed = None
+    monkeypatch.setattr(stages, "play_forks", playing)
+    return make
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"episodes": 1}, "traces"), ({"forks": {"times": 2}}, "forks"), ({"temperature": 0.5}, "rollout"), ({"seed": 7}, "rollout"),
+    ({"hints": ["raw_error"]}, "hints")])
+@pytest.mark.parametrize("kill", [None, 1])
+def test_branches_are_reused_only_for_the_traces_and_settings_they_were_played_from(play_all, tmp_path, changed, said, kill):
+    asked, run = {"episodes": 2}, tmp_path / "run"
+    first = play_all(**asked, kill=kill)
+    before = {path.name: path.read_bytes() for path in run.glob("forks*")}
+    assert first and set(before) == {"forks.part.jsonl" if kill else "forks.jsonl", "forks.from.json"}
+    with pytest.warns(UserWarning, match=f"from other .*{said}.* kept in .*forks.1") as caught:
+        again = play_all(**asked | changed)
+    assert len(caught) == 1 and play_all(**asked | changed) == 0  # nothing is said and nothing is played a third time
+    assert {path.name: path.read_bytes() for path in (run / "forks.1").iterdir()} == before
+    fresh = tmp_path / "fresh"
+    assert again == play_all(**asked | changed, output_dir=str(fresh))
+    assert (run / "forks.jsonl").read_bytes() == (fresh / "forks.jsonl").read_bytes()
+
+
+def test_what_does_not_say_where_it_comes_from_is_not_reused(play_all, tmp_path):
+    "Such as a file of a version that did not write it down."
+    first, run = play_all(2), tmp_path / "run"
+    (run / "forks.from.json").unlink()
+    with pytest.warns(UserWarning, match="does not say what"):
+        assert play_all(2) == first and play_all(2) == 0
+    assert (run / "forks.1" / "forks.jsonl").read_bytes() == (run / "forks.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")

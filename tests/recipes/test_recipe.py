@@ -102,7 +102,7 @@ def test_without_vllm_one_sentence_says_what_to_install(write, no_weights, monke
 
 BAD = [
     (dict(lerning_rate=1), r"recipe.yaml: the key 'lerning_rate' is unknown; did you mean learning_rate.*Allowed are .*model, "),
-    (dict(model_name_or_path="x"), "'model_name_or_path' is not for recipes: use `model`"),
+    (dict(model_name_or_path="x"), "'model_name_or_path' is not for recipes; use `model`"),
     (dict(env={"A": "1"}), "'env' is not for recipes"),
     (dict(max_steps="many"), "max_steps=many will not do: invalid int value"),
     (dict(max_steps=None), "max_steps=null will not do: this setting is never none"),
@@ -278,12 +278,13 @@ def test_a_revision_holds_for_weights_tokenizer_and_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate.AutoConfig, "from_pretrained", spy("AutoConfig"))
     given = {"model": "some/model", "model_revision": "v1.0", "attn_implementation": "eager"}
     recipe = load_recipe("smollm2-sql", given, estimating=True)
+    before = recipe.config.to_dict()
     for read in (load.recipe_tokenizer, load.start_model, estimate):
         with pytest.raises((RecipeProblem, OSError)):
             read(recipe)
     assert [one[0] for one in asked] == ["AutoTokenizer", "AutoModelForCausalLM", "AutoConfig"]
     assert {one[1:3] for one in asked} == {("some/model", "v1.0")}
-    assert asked[1][3] == "eager"
+    assert asked[1][3] == "eager" and recipe.config.to_dict() == before  # what reads a recipe leaves it as it is
 
 
 @pytest.mark.parametrize("model", ["embedded", "random:{}"])
@@ -291,7 +292,7 @@ def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_pa
     name = model.format(embedded_path() / "medium" / "config.json") if "random" in model else model
     for wanted in ("eager", "sdpa"):
         recipe = load_recipe("toy", {"model": name, "tokenizer": "embedded", "attn_implementation": wanted})
-        assert load.recipe_model(recipe).config._attn_implementation == wanted
+        assert load.recipe_model(recipe).model.config._attn_implementation == wanted
 
 
 def test_a_good_recipe_does_reach_its_weights(write, no_weights):

@@ -19,15 +19,16 @@ from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_path, toy_traces
 from composer_replication.hints.layers import default_composite
-from composer_replication.losses.batch import ComposerDataCollator, TraceExample, TraceTurn
+from composer_replication.losses.batch import ComposerDataCollator, TraceTurn
 from composer_replication.losses.channels import reference_logps
 from composer_replication.losses.compose import compose_loss
 from composer_replication.recipes import run
+from composer_replication.recipes.hint_models import judge_of
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.record import data_files
 from composer_replication.recipes.run import make_trainer, run_recipe
-from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces, trace_paths
+from composer_replication.recipes.sources import pairs_as_traces, recipe_sources, recorded_traces, trace_paths
 from composer_replication.replay.examples import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.replay.teachers import TeacherProblem
@@ -38,6 +39,7 @@ from composer_replication.training.fit import model_config
 from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.running import RunTrainer
 from composer_replication.tree import recorded
+from composer_replication.tree.example import TraceExample
 from composer_replication.tree.recorded import trace_limit
 
 pytestmark = pytest.mark.trainer

@@ -27,7 +27,7 @@ from ...experiments.statistics import Interval, clustered_mean
 from ...hints.leak_check import refusal
 from ...hints.learned_layer import writer_prompt
 from ...recipes.checkpoint import Checkpoint
-from ...recipes.sources import HintWriter
+from ...recipes.hint_models import HintWriter
 from ...tree.chat import ChatFormat, TemplateProblem
 from ...tree.template import probe_template
 from ...tree.text import AlignmentError

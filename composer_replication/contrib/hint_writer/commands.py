@@ -54,7 +54,7 @@ def hints_write(
                                               [], settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
-    from composer_replication.recipes.sources import HintWriter
+    from composer_replication.recipes.hint_models import HintWriter
     with threads_for(author.name), working("writing and scoring") as doing:
         written = writing.write_hints(checkpoint.model, checkpoint.tokenizer,
                                       HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,

@@ -71,10 +71,11 @@ def check_queue_recipe(recipe: Recipe) -> None:
 # %% ../../../nbs/contrib/queue/05_generator.ipynb #a8b206b4
 def generator_model(recipe: Recipe) -> PreTrainedModel:
     "Make the recipe's model, on the recipe's device, or in main memory if vLLM samples."
-    model, adapter = recipe_model(recipe), get_peft_config(recipe.model)
+    made, adapter = recipe_model(recipe), get_peft_config(recipe.model)
     device = torch.device("cpu") if recipe.config.rollout == "vllm" else recipe.config.device
+    model = made.model
     if isinstance(model, str):
-        model = create_model_from_path(model, **recipe.config.model_init_kwargs
+        model = create_model_from_path(model, **made.options
                                        | ({"device_map": None} if device.type == "cpu" else {}))
     model = get_peft_model(model, adapter) if adapter else model
     return model.to(device).eval()
