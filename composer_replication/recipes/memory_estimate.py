@@ -125,7 +125,7 @@ class Sizes:
     shards: int  # devices that share the weights
     rows: int  # of a micro-batch
     tokens: int  # of a row
-    prompt: int  # of these
+    prompt: int  # of these; 0 of recorded traces
 
     @property
     def shape(self) -> PretrainedConfig:
@@ -162,7 +162,7 @@ def sizes_of(
         shards=devices if c.fsdp else 1,
         rows=c.replay_batch_size if a.task is None else c.per_device_train_batch_size,
         tokens=a.max_trace_tokens if a.task is None else prompt + c.max_completion_length,
-        prompt=prompt)
+        prompt=0 if a.task is None else prompt)
 
 # %% ../../nbs/recipes/13_memory_estimate.ipynb #ad06d439
 def _copies(c, trained: int, own: int, average: int) -> int:

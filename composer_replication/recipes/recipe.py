@@ -33,7 +33,7 @@ def load_recipe(
     for key, text in (overrides or {}).items():
         try:
             given[key] = yaml.load(text, RecipeLoader)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # the latter of 2024-13-01, say
             raise RecipeProblem(f"{key}={text!r} is no YAML value", "quote it") from None
     line, around = command_line(parser, values, given, overrides, file)
     try:

@@ -71,7 +71,7 @@ def read_recipe(
     "Read a recipe as key -> value, unchecked. Raises `RecipeProblem` if the file is not a mapping."
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or a date such as 2024-13-01
         raise RecipeProblem(f"{path} cannot be read as YAML ({' '.join(str(error).split())})", "mend it") from None
     if not isinstance(values, dict):
         raise RecipeProblem(f"{path} holds no mapping", "a recipe is lines of `key: value`")

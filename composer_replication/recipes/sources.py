@@ -8,7 +8,9 @@ __all__ = ['trace_paths', 'whole_traces', 'recorded_traces', 'pairs_as_traces', 
 
 # %% ../../nbs/recipes/12_sources.ipynb #9556de96
 import gzip
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import glob
@@ -145,9 +147,11 @@ def read_pair_files(
     written, made = [], []
     for name in dict.fromkeys(names):
         path = toy_path() if name == EMBEDDED else Path(name)
+        first = b""
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            holds_pairs = f'"{SCHEMA}"'.encode() in file.readline()
-        if holds_pairs:
+            with suppress(EOFError, zlib.error, gzip.BadGzipFile):  # `read_traces` says it
+                first = file.readline()
+        if f'"{SCHEMA}"'.encode() in first:
             written += read_pairs(path)
             continue
         traces = list(read_traces(path, formats=formats))

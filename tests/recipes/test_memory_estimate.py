@@ -2,6 +2,7 @@
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,12 @@ def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mes
         assert counts["reduce_scatter_single"] == (1 + 3 if grad else 0)
         for module in (*model.model.layers, model):
             module.reshard()
+
+
+def test_no_part_is_below_nothing_however_short_the_recorded_traces():
+    "They have no prompt that is not learnt from."
+    recipe = load_recipe("qwen2.5-coder-7b-traces", estimating=True)
+    for most in (1, 256, 511, 512, 4096):
+        arguments = replace(recipe.arguments, max_trace_tokens=most)
+        found = estimate(replace(recipe, arguments=arguments), 1, shape=published_shape(arguments.model, num_hidden_layers=2))
+        assert min(found.memory.values()) >= 0 and found.memory["logits"] > 0

@@ -212,6 +212,15 @@ def test_a_file_that_is_no_recipe(write, text, said):
         load_recipe(write(text))
 
 
+@pytest.mark.parametrize("value", ["2024-13-01", "2024-02-30", "2024-01-01 25:00:00", "[2024-99-99]", "{a: 2024-13-01}"])
+def test_a_date_that_is_none_is_said_with_its_place(write, value):
+    "YAML takes such text for a date; its reader then raises what is no error of YAML."
+    with pytest.raises(RecipeProblem, match="run_name"):
+        load_recipe(write(), {"run_name": value})
+    with pytest.raises(RecipeProblem, match="recipe.yaml"):
+        load_recipe(write(f"task: toy\nrun_name: {value}\n"))
+
+
 def test_an_absent_file_and_a_bad_override():
     with pytest.raises(RecipeProblem, match="there is no recipe 'qwen3'; did you mean qwen3-8b-fsdp2 or qwen3-8b-lora"):
         load_recipe("qwen3")  # two of the shipped begin so

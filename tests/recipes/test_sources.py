@@ -1,4 +1,5 @@
 """Recorded traces, pairs and hints by a recipe: offline steps against the harness, resuming, the command, refusals."""
+import gzip
 import json
 import os
 import re
@@ -211,6 +212,15 @@ def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, monkeypatch, chang
     with pytest.raises(ValueError, match=said) as caught:
         make_trainer(load_recipe(write(tmp_path, **dict(beta_replay=0, replay_pairs=None) | changes)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_of_pairs_is_named(tmp_path):
+    "Its first line tells pairs from traces; the damage may stand there."
+    whole = gzip.compress(b'{"schema": "composer-replication/pairs/1"}' * 99, mtime=0)
+    for cut in (whole[:40], whole[:12] + b"\xff\xff" + whole[14:], b"\x1f\x8b\x00" + whole[3:]):
+        (tmp_path / "pairs.jsonl.gz").write_bytes(cut)
+        with pytest.raises(InputProblem, match="pairs.jsonl.gz"):
+            recipe_sources(load_recipe(write(tmp_path, replay_pairs=[str(tmp_path / "pairs.jsonl.gz")])))
 
 
 def test_traces_without_pairs_are_refused_where_pairs_are_wanted(tmp_path):
