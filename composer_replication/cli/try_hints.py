@@ -70,7 +70,7 @@ def world_of(
 
 # %% ../../nbs/cli/17_try.ipynb #c91db78b
 def branch_key(
-    branch: tuple,  # fork, arm, hint, number of the repetition
+    branch: tuple,  # a `ForkBranch`
     settings: Mapping[str, Any],  # what else decides what comes of it
 ) -> str:
     "Return a name of a branch, equal for equal branches."
@@ -233,7 +233,7 @@ def tried(
 ) -> tuple:  # all results, the traces by id, what was left out, and why it stopped before the end
     "Play what is missing. Raises `InputProblem` where no failed turn can be played again."
     from composer_replication.rollout.fork_result import fork_result
-    from composer_replication.rollout.fork import arm_hints, checked_forks, find_forks, play_forks
+    from composer_replication.rollout.fork import checked_forks, find_forks, fork_branches, play_forks
     from composer_replication.rollout.types import RolloutConfig
     left_out, refused, problems, find_sites, (factory, row) = Counter(), {}, Counter(), reading.find_sites(), world
     with working("reading traces, making hints") as doing:
@@ -261,13 +261,12 @@ def tried(
         kept, halted = Kept(path), []
         policy, weights = opened()
         deciding |= {"weights": weights}
-        texts = arm_hints(forks, settings["arms"], seed, rules)
-        branches = [(fork, arm, hint, time) for fork, row in zip(forks, texts) for time in range(times) for arm, hint in row.items()]
+        branches = fork_branches(forks, times, settings["arms"], seed, rules)
         keys = {branch_key(branch, deciding): branch for branch in branches}
-        missing = {(branch[0].name, branch[1], branch[3]): key for key, branch in keys.items() if key not in kept.results}
+        missing = {branch.name: key for key, branch in keys.items() if key not in kept.results}
 
         def each(one):
-            result = fork_result(one, missing[one.fork.name, one.arm, one.time], find_sites)
+            result = fork_result(one, missing[one.rollout.trace.trace_id], find_sites)
             if result:
                 kept.add(result)
                 halted.clear()

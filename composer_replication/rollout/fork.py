@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['VOLATILE', 'ARMS', 'RULES', 'WEATHER', 'settled', 'first_difference', 'ForkProblem', 'carry_out', 'state_digest',
-           'Fork', 'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'past_turns', 'Forked', 'PlayedFork',
-           'play_forks']
+           'Fork', 'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'ForkBranch', 'fork_branches',
+           'past_turns', 'Forked', 'PlayedFork', 'play_forks']
 
 # %% ../../nbs/rollout/17_fork.ipynb #68e6847b
 import hashlib
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.environment import environment_of
 from ..core.errors import InputProblem
@@ -213,6 +213,32 @@ def arm_hints(
     return made
 
 
+class ForkBranch(NamedTuple):
+    "One branch of a failed turn."
+
+    fork: Fork
+    arm: str
+    hint: str | None  # that the branch reads
+    time: int  # number of the repetition
+
+    @property
+    def name(self) -> str:
+        "The id of the trace that is played."
+        return f"{self.fork.name}#{self.arm}#{self.time}"
+
+
+def fork_branches(
+    forks: Sequence[Fork],
+    times: int = 1,  # branches of each arm
+    arms: Sequence[str] = ARMS,
+    seed: int = 0,
+    rules: Callable[[Fork], str] = lambda fork: "",
+) -> list[ForkBranch]:
+    "Return the branches of all forks, with hints as `arm_hints`. Raises as it."
+    return [ForkBranch(fork, arm, hint, time) for fork, hints in zip(forks, arm_hints(forks, arms, seed, rules))
+            for time in range(times) for arm, hint in hints.items()]
+
+
 def past_turns(
     fork: Fork,
     hint: str | None,
@@ -274,7 +300,7 @@ class PlayedFork:
 
 def play_forks(
     policy: TokenPolicy | MessagePolicy,
-    branches: Sequence[tuple[Fork, str, str | None, int]],  # fork, arm, hint, number of the repetition
+    branches: Sequence[ForkBranch],
     factory: Callable[[], Any],  # makes an environment
     config: RolloutConfig,  # `max_turns` counts turns from the fork on
     scored: bool = True,
@@ -283,7 +309,7 @@ def play_forks(
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
 ) -> list[PlayedFork]:  # in order
     "Play branches to their ends. Raises as `run_episodes`."
-    named = {f"{fork.name}#{arm}#{time}": (fork, arm, hint, time) for fork, arm, hint, time in branches}
+    named = {branch.name: branch for branch in branches}
     episodes, rows = [], []
     for name, (fork, arm, hint, time) in named.items():
         past = past_turns(fork, hint, arm)

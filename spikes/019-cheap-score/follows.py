@@ -15,7 +15,7 @@ import plan
 from composer_replication.core.hint import Hint
 from composer_replication.envs.toy.hints import ROLE_OF
 from composer_replication.experiments.evaluate import one_thread
-from composer_replication.rollout.fork import Fork, checked_forks, play_forks, unrelated_words
+from composer_replication.rollout.fork import Fork, ForkBranch, checked_forks, play_forks, unrelated_words
 from composer_replication.rollout.fork_result import fork_result
 
 KEPT = plan.HERE / "follows.jsonl"
@@ -36,7 +36,7 @@ def follow(seed: int, repetitions: range, arms: tuple[str, ...]) -> list[dict]:
     said = [{"none": None, "filler": texts["filler"], "wrong": texts["wrong"], "weather": unrelated_words(texts["exact"]),
              "dot": "."} for _, texts in cases]
     said = [{arm: row[arm] for arm in arms} for row in said]
-    branches = [(fork, arm, text, n) for fork, row in zip(kept, said) for n in repetitions for arm, text in row.items()]
+    branches = [ForkBranch(fork, arm, text, n) for fork, row in zip(kept, said) for n in repetitions for arm, text in row.items()]
     rows = {fork.name: {"seed": seed, "first": repetitions[0], "task": case.task, "turn": case.site.turn, "error": case.site.kind,
                         "failed": action(case.pair.rejected), "worked": action(case.pair.chosen),
                         "played": {arm: [] for arm in said[0]}}

@@ -33,7 +33,7 @@ from composer_replication.losses.divergences import Divergence
 from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.stages import warmed
-from composer_replication.rollout.fork import Fork, checked_forks, play_forks
+from composer_replication.rollout.fork import Fork, ForkBranch, checked_forks, play_forks
 from composer_replication.rollout.fork_result import fork_result
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
@@ -181,7 +181,8 @@ def played(world: str, cases: list[tuple[Repair, dict[str, str]]], seed: int, sh
     kept = checked_forks(forks, of.environment, refused)
     assert len(kept) == len(cases), refused
     arms = ("none", *of.hints) if shared else APART
-    branches = [(fork, arm, texts.get(arm), n) for fork, (_, texts) in zip(kept, cases) for n in range(of.times) for arm in arms]
+    branches = [ForkBranch(fork, arm, texts.get(arm), n)
+                for fork, (_, texts) in zip(kept, cases) for n in range(of.times) for arm in arms]
     config = replace(of.recorded, max_turns=1, max_tokens=4096, seed=seed, coupled=True)
     found = [{arm: [] for arm in arms} for _ in cases]
     place = {fork.name: i for i, fork in enumerate(kept)}

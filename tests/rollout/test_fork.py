@@ -16,7 +16,16 @@ from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.rollout.fork import checked_forks, find_forks, first_difference, play_forks, settled, state_digest
+from composer_replication.rollout.fork import (
+    ForkBranch,
+    checked_forks,
+    find_forks,
+    first_difference,
+    fork_branches,
+    play_forks,
+    settled,
+    state_digest,
+)
 from composer_replication.rollout.fork_result import ForkResult, fork_pairs
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
@@ -75,7 +84,7 @@ def replayed(policy, factory, rows):
     for fork in kept:
         calls = sum(len(turn.tool_calls) for turn in fork.trace.turns[:fork.site.turn])
         assert fork.state is not None and fork.state == digests[fork.task][calls]
-    played = play_forks(policy, [(fork, "none", None, 0) for fork in kept], factory, replace(GREEDY, max_turns=1), scored=False)
+    played = play_forks(policy, fork_branches(kept, arms=["none"]), factory, replace(GREEDY, max_turns=1), scored=False)
     for one in played:
         turn = one.fork.trace.turns[one.fork.site.turn]
         again = one.rollout.trace.turns[one.fork.site.turn]
@@ -189,14 +198,14 @@ def test_a_state_that_is_another_the_second_time_ends_the_branch(fork, policy):
                 self.files = kept | shown
 
     kept = checked_forks([fork], Drifts, {})
-    branch, = play_forks(policy, [(kept[0], "none", None, 0)], Drifts, GREEDY)
+    branch, = play_forks(policy, fork_branches(kept[:1], arms=["none"]), Drifts, GREEDY)
     assert branch.rollout.ending is Ending.ERROR and "the state is another" in branch.rollout.problem
 
 
 def test_arms_share_random_numbers_and_repetitions_do_not(fork, policy):
     kept = checked_forks([fork], WorldEnv, {})
     config = RolloutConfig(max_turns=2, max_turn_tokens=64, seed=1)
-    branches = [(kept[0], arm, None, time) for time in range(6) for arm in ("none", "again")]
+    branches = [ForkBranch(kept[0], arm, None, time) for time in range(6) for arm in ("none", "again")]
     played = play_forks(policy, branches, WorldEnv, config)
     turns = [tuple(t.token_ids for t in one.rollout.trace.turns if t.token_ids and t.role == "assistant") for one in played]
     assert turns[::2] == turns[1::2] and len(set(turns[::2])) > 1
@@ -207,7 +216,7 @@ def test_arms_share_random_numbers_and_repetitions_do_not(fork, policy):
 
 def test_the_agents_own_episode_is_no_part_of_what_a_branch_sampled(fork, policy):
     kept = checked_forks([fork], WorldEnv, {})
-    branch, = play_forks(policy, [(kept[0], "own", "Do it.", 0)], WorldEnv, GREEDY)
+    branch, = play_forks(policy, [ForkBranch(kept[0], "own", "Do it.", 0)], WorldEnv, GREEDY)
     trace = branch.rollout.trace
     assert min(trace.sampled_turns) == fork.site.turn
     assert branch.rollout.sampled == sum(len(trace.turns[i].token_ids) for i in trace.sampled_turns)
