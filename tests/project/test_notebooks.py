@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 100  # exported lines without a value shown
 SPINE = 60  # the same, on the pages that a newcomer reads first
 READ_FIRST = (
-    "core/02_trace", "core/12_hint", "traces/09_error_sites", "hints/03_templates", "tree/02_template", "tree/01_chat",
+    "core/02_trace", "core/12_hint", "traces/11_error_sites", "hints/04_templates", "tree/02_template", "tree/01_chat",
     "tree/05_build", "tree/07_pack", "tree/13_forward", "losses/00_divergences", "losses/07_channels", "losses/08_compose",
     "training/21_step")
 
