@@ -247,7 +247,7 @@ def forked(
     return replace(trained, arguments=replace(trained.arguments, replay_pairs=pairs))
 
 # %% ../../nbs/recipes/16_stages.ipynb #b3e6e0f2
-FORK_COUNTS = {"failed_turns": "of", "played_again": "step", "branches": "branches", "pairs": "pairs"}  # metrics of this device
+FORK_COUNTS = {"failed_turns": "of", "played_again": "step", "branches": "branches", "pairs": "pairs"}
 
 
 def own_forks(

@@ -161,6 +161,7 @@ def demo_page(
     "Make the whole HTML document."
     most = max(count for _, count in wrong.kinds)
     body = render("demo", wrong=wrong, kinds=[(kind, count, 100 * count / most) for kind, count in wrong.kinds],
-                  moved=most_moved(data), figures=figure_rows(found), lab=lab_sentence(setting), verdict=demo_verdict(found),
+                  moved=most_moved(data), figures=figure_rows(found), lab=lab_sentence(setting),
+                  verdict=demo_verdict(found),
                   explorer=Html(explorer_body(data)), commands=list(next_commands))
     return page("What a hint teaches: SDPO in three pictures", body, script_policy(asset("explorer.js")), made)

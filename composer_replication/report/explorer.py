@@ -115,7 +115,7 @@ def site_data(
 def trace_data(
     trace: Trace,
     sites: Sequence[dict],  # of `site_data`
-    room: int = 60_000,  # approximate characters of all turns; an error turn and its answer are always shown up to `LONGEST_TURN`
+    room: int = 60_000,  # characters of all turns, roughly; an error turn and its answer are shown up to `LONGEST_TURN`
 ) -> dict:
     "Return a trace's data for the page's script: id, model, reward, number of errors, and its turns and error sites in order."
     wrong = {turn for site in sites for turn in (site["turn"], site["shown"])}

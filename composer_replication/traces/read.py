@@ -26,7 +26,7 @@ from .values import (OTHER_FILES, at_rest, begins, list_values, open_bytes, pars
                                                 read_lines, read_parquet)
 
 # %% ../../nbs/traces/12_read.ipynb #51f5fe1f
-ENVELOPE_KEYS = "trace_id", "task_id", "instance_id", "model", "reward", "source", "tools"  # beside a record in its envelope
+ENVELOPE_KEYS = "trace_id", "task_id", "instance_id", "model", "reward", "source", "tools"  # beside a record
 
 
 def records(

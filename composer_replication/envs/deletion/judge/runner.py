@@ -103,15 +103,28 @@ def _attend(sandbox, command, stdin, done):
         stdin.close()
 
 
-def _hand_over(host, file, plan, writing):
-    "Send a judge a plan in an anonymous file, which only the phase's process reads, and its pipe; both are closed."
+def _end_of(done):
+    "Return how a judge's process ended. Raises `RunnerProblem` where it does not."
     try:
-        with open(os.dup(file), "wb") as out:
-            out.write(json.dumps(plan).encode())
-        os.lseek(file, 0, os.SEEK_SET)
-        socket.send_fds(host, [_inside.RUN], [file, writing])
-    finally:
-        os.close(file), os.close(writing)
+        return done.result(END_S)
+    except TimeoutError:
+        raise RunnerProblem(f"the judge's process has not ended in {END_S:g} s") from None
+
+
+def _hand_over(host, plan):
+    "Send a judge a plan in an anonymous file, which only the phase's process reads; return the pipe of its results."
+    with open(os.memfd_create("plan"), "wb") as file, ExitStack() as opened:
+        file.write(json.dumps(plan).encode())
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        reading, writing = os.pipe()
+        opened.callback(os.close, reading)
+        try:
+            socket.send_fds(host, [_inside.RUN], [file.fileno(), writing])
+        finally:
+            os.close(writing)
+        opened.pop_all()  # the reading end stays open
+    return reading
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
@@ -152,19 +165,12 @@ class JudgeProcess:
         reading.register(self._host, select.POLLIN)
         return self._host.recv(1) if reading.poll(max(0, 1000 * seconds)) else None
 
-    def _ended(self):
-        "Return how the process ended. Raises `RunnerProblem` where it does not."
-        try:
-            return self._done.result(END_S)
-        except TimeoutError:
-            raise RunnerProblem(f"the judge's process has not ended in {END_S:g} s") from None
-
     def wait(self) -> None:
         "Wait until pytest is loaded. Raises `RunnerProblem` where the judge does not start."
         if not self._warm and self._word(min(START_UP_S, time_left())) != _inside.READY:
             self.close()
             time_left()
-            done = self._ended()
+            done = _end_of(self._done)
             raise RunnerProblem(f"the judge did not start (exit code {done.exit_code}, {done.cut}): "
                                 f"{done.stderr.strip()[-300:]}")
         self._warm = True
@@ -178,14 +184,9 @@ class JudgeProcess:
         self.wait()
         until = time.monotonic() + wall_s
         try:
-            (reading, writing), file = os.pipe(), os.memfd_create("plan")
-        except OSError as error:
-            raise RunnerProblem(f"the judge cannot begin a phase: {error}") from None
-        try:
-            _hand_over(self._host, file, plan, writing)
-        except OSError:  # the process ended while idle: no phase was begun
-            os.close(reading)
-            raise RunnerProblem("the judge's process ended before the phase began") from None
+            reading = _hand_over(self._host, plan)
+        except OSError as error:  # the process ended while idle, or no file can be opened
+            raise RunnerProblem(f"the judge cannot begin the phase: {error}") from None
         try:
             got, cut = _inside.gather(reading, until, self._host.fileno())
             word = self._word(0 if cut else until - time.monotonic())  # a child may close its pipe and go on running
@@ -200,7 +201,7 @@ class JudgeProcess:
             os.close(reading)
         if word != _inside.CLEAN:
             self.close()
-            raise _Broke(self._ended())
+            raise _Broke(_end_of(self._done))
         return got, cut
 
     def run_phase(self, subject, phase: Phase, limits: Limits) -> PhaseResult:
