@@ -102,32 +102,23 @@ def read_json(
             raise error from None
 
 # %% ../../nbs/core/01_files.ipynb #d29afe68
-def _undamaged(lines, path):
-    try:
-        yield from lines
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputProblem(f"the file is damaged ({error})", "write or fetch it again", str(path)) from None
-
-
 def read_jsonl(
     path: str | Path,
 ) -> Iterator[tuple[int, dict]]:  # line number, from 1, and the object
-    """Yield the objects of a JSON lines file without empty lines.
-
-    Raises `InputProblem` for a line that is no object and for a damaged gzip file."""
+    "Yield the objects of a JSON lines file. Raises `InputProblem` for a line that is none, and for a damaged file."
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as lines:
-        for number, line in enumerate(_undamaged(lines, path), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json_value(line)
-            except orjson.JSONDecodeError as error:
-                raise InputProblem(f"the line is no JSON ({error})", "write one object a line",
-                                   f"{path}, line {number}") from None
-            if not isinstance(row, dict):
-                raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line",
-                                   f"{path}, line {number}")
-            yield number, row
+        try:
+            for number, line in enumerate(lines, 1):
+                where = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                if not isinstance(row := json_value(line), dict):
+                    raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line", where)
+                yield number, row
+        except orjson.JSONDecodeError as error:
+            raise InputProblem(f"the line is no JSON ({error})", "write one object a line", where) from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputProblem(f"the file is damaged ({error})", "write or fetch it again", str(path)) from None
 
 
 def write_jsonl(

@@ -206,7 +206,7 @@ def drop_near_duplicates(
     def runs_of(example):
         "Return the runs of the state's end and of each action; a short part is counted again until it weighs as much as the longest."
         parts = [[w for turn in example.state.turns[-2:] for w in words(turn)][-TAIL:], *map(words, example.actions)]
-        longest = max(map(len, parts))
+        longest = max(1, *map(len, parts))  # a state and actions without a word are one empty run each
         return np.unique(np.concatenate([
             shingle_hashes(part, min(WIDTH, len(part)) or 1) + np.uint64(number + len(parts) * again)  # no part's runs equal another's
             for number, part in enumerate(parts) for again in range(-(-longest // max(1, len(part))))]))

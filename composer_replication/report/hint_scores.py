@@ -22,7 +22,11 @@ def interval(
     mean: tuple[int, Interval] | None,  # of `hint_summary`
 ) -> str | None:
     "Format estimate, interval and number of sites."
-    return mean and f"{mean[1].estimate:+.2f} [{mean[1].low:+.2f}, {mean[1].high:+.2f}], n {mean[0]}"
+    if not mean:
+        return None
+    sites, found = mean
+    bounds = f" [{found.low:+.2f}, {found.high:+.2f}]" if math.isfinite(found.low) else ""  # one task alone has none
+    return f"{found.estimate:+.2f}{bounds}, n {sites}"
 
 
 def summary_rows(scores: Sequence[SiteScore]) -> list[list[str | None]]:

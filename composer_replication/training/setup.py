@@ -35,7 +35,7 @@ from ..tree.template import probe_template
 def check_held_out(
     training: Dataset,  # rows to train on
     held_out: Sequence[dict],  # rows to measure on
-    replay_examples: Sequence[TraceExample] = (),  # recorded traces to train on
+    recorded: Sequence[TraceExample] = (),  # traces to train on
 ) -> None:
     "Raise `InputProblem` where a held-out task is trained on, by id or by content."
     if not isinstance(training, Dataset):
@@ -47,10 +47,10 @@ def check_held_out(
 
     plain = [tuple(map(compared, rows)) for rows in (training, held_out)]
     HeldoutSplit(*plain, "task_id").check()
-    both = sorted({row["task_id"] for row in plain[1]} & {str(e.trace.task_id) for e in replay_examples})
+    both = sorted({row["task_id"] for row in plain[1]} & {str(e.trace.task_id) for e in recorded})
     if both:
         raise InputProblem(f"recorded traces of the held-out tasks {', '.join(map(repr, both[:5]))} are among "
-                           "replay_examples", "leave them out of one of the two")
+                           "those that are trained on", "leave them out of traces and replay_examples")
 
 # %% ../../nbs/training/09_setup.ipynb #6c391bd6
 def check_engine(config: ComposerReplicationConfig) -> None:

@@ -516,6 +516,17 @@ def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, rewar
     assert found.reward == reward and (reward or "kept busy" in found.findings[0].what)
 
 
+def test_a_judge_that_itself_ran_out_of_time_is_no_submission_that_took_too_long(monkeypatch):
+    def fails(*given, **more):
+        raise TimeoutError("of the judge's own")
+
+    monkeypatch.setattr(env_page, "grade", fails)
+    monkeypatch.setattr(env_page, "original_seconds", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr(env_page, "warm_judge", lambda *_, **__: None)
+    with pytest.raises(TimeoutError, match="of the judge's own"):
+        env_page._graded(None, None, {}, False, 5.0)
+
+
 @needs_sandbox
 def test_an_old_task_without_open_parts_is_compared_as_before(made, subject):
     task = made("factors")

@@ -58,7 +58,7 @@ def test_a_reward_that_parts_from_the_held_out_score_stops_the_run(tmp_path, mon
     (dict(held_out_rows=2, guard=False), "nothing would measure on them"),
     (dict(guard_settings={"min_steps": -1}), "min_steps=-1 must be 0 or more"),
     (dict(episode_reward={"credit": "some"}), "credit is 'some'"),
-    (dict(episode_reward={"repeated_calls": -0.1}), "coefficient is negative"),
+    (dict(episode_reward={"repeated_calls": -0.1}), "repeated_calls=-0.1 is no number; give one of 0 or more"),
     (dict(episode_reward={"repeated_calls": "much"}), "repeated_calls='much' is no number"),
     (dict(episode_reward={"length": {"rate": 1}}), "length=.* will not do"),
     (dict(episode_reward={"length": {"k": -1}}), "length=.* will not do; give some of .* as numbers of 0 or more"),

@@ -130,6 +130,14 @@ def test_other_actions_after_one_long_state_are_no_copies():
     assert drop_near_duplicates(pairs) == (pairs, [])
 
 
+@pytest.mark.parametrize("said", ["", "[]", " , ", "word"])
+def test_a_pair_without_a_word_is_compared_too(said):
+    "What is compared is words; brackets and commas are none."
+    one, other = Turn("assistant", "{}"), Turn("assistant", said)
+    bare = [PreferenceExample(DPOPair(name, 1, one, other, "x"), TraceState(name, (Turn("user", said),))) for name in "ab"]
+    assert len(drop_near_duplicates(bare[:1])[0]) == 1 and len(drop_near_duplicates(bare)[0]) in (1, 2)
+
+
 def test_pairs_are_near_as_their_words_are(placed):
     "Runs of words as tuples, each part by itself."
     def words(texts):

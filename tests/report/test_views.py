@@ -213,6 +213,13 @@ def test_the_verdict_on_hints_follows_from_estimate_and_interval(own, tasks, wor
     assert "too few" in words or "too few" not in score_verdict(scores)
 
 
+def test_one_task_alone_has_no_interval_in_any_table():
+    from composer_replication.experiments.statistics import clustered_mean
+    from composer_replication.report.hint_scores import interval
+    assert interval((2, clustered_mean([0.25, 0.35], ["one", "one"]))) == "+0.30, n 2"
+    assert "[" in interval((2, clustered_mean([0.25, 0.35], ["one", "two"]))) and interval(None) is None
+
+
 def test_a_replay_shows_each_pair_at_its_turn():
     trace = next(trace for trace in toy_traces() if len(asked_turns(trace)) > 2)
     go = Turn("assistant", tool_calls=(ToolCall("go", {}),))

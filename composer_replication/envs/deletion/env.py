@@ -11,7 +11,7 @@ import errno
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,11 +131,11 @@ def _graded(task, subject, files, unsafe_local, judge_s):
     with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
         warm_judge(subject, JUDGE_LIMITS, wait=True)
     threading.Thread(target=judge, daemon=True, name="judge").start()  # its own limits end it if the wait below is given up
-    with suppress(TimeoutError):
-        return grading.result(judge_s)
+    if wait([grading], judge_s).done:
+        return grading.result()
     longest = SCALE * original_seconds(task, subject)[1]  # the original may take long on this machine too
-    with suppress(TimeoutError):
-        return grading.result(max(0.0, longest - judge_s))
+    if wait([grading], max(0.0, longest - judge_s)).done:
+        return grading.result()
     return zero_grade(f"the judge was kept busy for more than {max(judge_s, longest):g} seconds")
 
 # %% ../../../nbs/envs/deletion/10_env.ipynb #2ad3e806
