@@ -30,7 +30,7 @@ PARTS = {
     "replay.endpoint": (12, 1180, {"core", "replay"}, set()),
     "replay.client": (17, 2045, {"core", "replay"}, set()),
     "replay.pool": (19, 2310, {"core", "replay"}, set()),
-    "rollout.protocols": (14, 1815, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
+    "rollout.protocols": (14, 1820, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
     "replay.pairs": (53, 6045, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
