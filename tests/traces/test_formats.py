@@ -482,3 +482,13 @@ def test_a_number_that_no_float_holds_is_a_problem_of_its_record(tmp_path, name)
         problems = []
         traces = list(read_traces(written(tmp_path / "t.jsonl", [record]), on_problem=problems.append))
         assert problems if record.get("reward") == HUGE else traces or problems
+
+
+@pytest.mark.parametrize("nothing", [{}, {"task_id": None, "reward": None}])
+def test_a_column_that_holds_nothing_is_as_one_that_is_absent(tmp_path, nothing):
+    "Rows of a table have every column."
+    row = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}],
+           "instance_id": "repo-1", "resolved": True} | nothing
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    trace, = read_traces(str(tmp_path / "rows.jsonl"))
+    assert (trace.task_id, trace.reward) == ("repo-1", 1.0)
