@@ -141,8 +141,8 @@ def test_what_does_not_say_where_it_comes_from_is_not_reused(play_all, tmp_path)
 
 @pytest.fixture(scope="module")
 def own_steps(tmp_path_factory):
-    "Two runs of two steps, with forks of the steps' own episodes and without; branches and pairs of each step."
-    played, made, play, pairs_of, found = [], [], stages.play_forks, stages.fork_pairs, {}
+    "Two runs of two steps, with forks of the steps' own episodes and without; branches and pairs of each step, and the log."
+    played, made, play, pairs_of, found, logged = [], [], stages.play_forks, stages.fork_pairs, {}, {"forks": [], "none": []}
 
     def playing(policy, branches, *rest, **more):
         played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters())))
@@ -158,13 +158,25 @@ def own_steps(tmp_path_factory):
         for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
             folder = tmp_path_factory.mktemp(name)
             few = {"max_steps": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "keep_rollouts": True}
-            run_recipe(small(folder, record=False, **few | settings))
+            run_recipe(small(folder, record=False, **few | settings), logged[name].append)
             found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("step*.jsonl.gz"))]
-    return found, played, made
+    return found, played, made, logged
+
+
+def test_what_came_of_a_steps_own_forks_is_in_its_log(own_steps):
+    "Against what was played; a run without forks says nothing of them."
+    _, played, made, logged = own_steps
+    steps = [entry for entry in logged["forks"] if "forks/pairs" in entry]
+    branches = [[branch.fork.name for branch in of] for of, _ in played]
+    assert [entry["forks/branches"] for entry in steps] == [len(of) for of in branches]
+    assert [entry["forks/played_again"] for entry in steps] == [len(set(of)) for of in branches]
+    assert [entry["forks/pairs"] for entry in steps] == [len(pairs) for pairs in made]
+    assert all(entry["forks/failed_turns"] >= entry["forks/played_again"] for entry in steps) and len(steps) == 2
+    assert not any(name.startswith("forks/") for entry in logged["none"] for name in entry)
 
 
 def test_failed_turns_of_a_steps_own_episodes_are_played_again_by_the_policy_as_it_is(own_steps):
-    episodes, played, made = own_steps[0]["forks"], *own_steps[1:]
+    episodes, played, made = own_steps[0]["forks"], *own_steps[1:3]
     assert len(played) == len(made) == len(episodes) == 2 and played[0][1] != played[1][1]  # weights of each step
     for traces, (branches, _), pairs in zip(episodes, played, made):
         failed = {(trace.trace_id, site.turn) for trace in traces for site in find_error_sites(trace)}
