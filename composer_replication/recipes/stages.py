@@ -11,16 +11,17 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ..core.appended import append_row, appended_rows
 from ..core.files import write_json
 from ..core.pair import DPOPair
 from ..core.trace import Trace
-from .hint_models import recipe_hints
+from .hint_models import hint_models, recipe_hints
 from .load import episode_factory, recipe_tokenizer, start_model
 from .recipe_file import RecipeProblem
 from .settings import Recipe
@@ -33,7 +34,6 @@ from ..rollout.fork_result import ForkResult, fork_pairs, fork_result
 from ..rollout.loop import collect, episode_names
 from ..rollout.policies import TokenPolicy, TransformersPolicy
 from ..traces.export import write_traces
-from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
 from ..training.rollouts import acting
 from ..replay.pairs import PairSource
@@ -157,20 +157,17 @@ def recorded_start(
 ) -> Recipe:
     """With `record`, play the start model's episodes into start.jsonl, and return a recipe that trains on them.
 
-    An episode that has ended is on the disk: a resumed run plays the others. Raises `RecipeProblem` if a resumed run's
-    start.jsonl holds episodes of other tasks."""
+    An episode that has ended is on the disk: a resumed run plays the others, and all of them where model, tasks or
+    settings are others than before, as `StageProgress`."""
     a, path = recipe.arguments, Path(recipe.config.output_dir, "start.jsonl")
     if not a.record:
         return recipe
     tasks = recipe_tasks(recipe)
-    if not (a.resume and path.exists()):
-        made_from = _made_from(recipe, tasks, "context_tokens", "compaction", "episode_reward")
-        progress = StageProgress.of_run(recipe, path, made_from, "episode of the start", tell)
+    made_from = _made_from(recipe, tasks, "context_tokens", "compaction", "episode_reward")
+    progress = StageProgress.of_run(recipe, path, made_from, "episode of the start", tell)
+    if not path.exists():
         write_traces(_start_episodes(recipe, tasks, progress), path)
-        progress.file.unlink()
-    elif {trace.task_id for trace in read_traces(str(path))} != {row["task_id"] for row in tasks.train}:
-        raise RecipeProblem(f"{path} holds the start's episodes of other tasks than this recipe's {len(tasks.train)}",
-                            "resume with the settings that the run began with, or set output_dir to a new folder")
+        progress.file.unlink(missing_ok=True)
     return replace(recipe, arguments=replace(a, task=None, tasks=None, traces=[str(path), *(a.traces or ())]))
 
 # %% ../../nbs/recipes/16_stages.ipynb #a30b1224
@@ -178,10 +175,11 @@ def branches_of_run(
     recipe: Recipe,  # with `forks`
     tasks: RunTasks,
     traces: Sequence[Trace],
+    models: Mapping[str, Any] | None = None,  # of `hint_models`, where they were loaded before; None: now
 ) -> tuple[list[ForkBranch], dict[str, int]]:  # and numbers of failed turns
     "Return the branches of each failed turn that has a hint and whose state comes back; count the others by reason."
     find, forks, left_out, refused = recipe.find_sites, recipe.arguments.forks, Counter(), {}
-    rows, hints = {row["task_id"]: row for row in tasks.train}, recipe_hints(recipe, SiblingIndex(traces, find))
+    rows, hints = {row["task_id"]: row for row in tasks.train}, recipe_hints(recipe, SiblingIndex(traces, find), models)
     hinted = find_forks(traces, hints, left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
     failed = len(hinted) + left_out.total()
     kept = checked_forks(hinted, tasks.brought.environment, refused)
@@ -197,9 +195,10 @@ def played_again(
     traces: Sequence[Trace],
     policy: TokenPolicy,
     progress: StageProgress | None = None,  # no branch that it has is played again; None: nothing is kept
+    models: Mapping[str, Any] | None = None,  # as for `branches_of_run`
 ) -> tuple[list[DPOPair], dict[str, int]]:  # pairs, and what came of the failed turns
     "Play failed turns of traces again, with the recipe's `forks`, to the episode's end."
-    (branches, counts), progress = branches_of_run(recipe, tasks, traces), progress or StageProgress()
+    (branches, counts), progress = branches_of_run(recipe, tasks, traces, models), progress or StageProgress()
     find, config = recipe.find_sites, replace(recipe.config.rollout_config, coupled=True)
     earlier = progress.earlier({branch.name for branch in branches}, "key")
     results = [ForkResult.from_row(row) for row in earlier.values()]
@@ -257,10 +256,12 @@ def own_forks(
     others: PairSource,  # of the step's episodes too
 ) -> PairSource:
     "Return what plays failed turns of a step's own episodes again, with the policy as it is at that step."
+    models = hint_models(recipe)
+
     def pairs(traces):
         trainer.stage(f"playing failed turns of {len(traces)} episodes again")
         with acting(trainer) as policy:
-            made, counts = played_again(recipe, tasks, traces, policy)
+            made, counts = played_again(recipe, tasks, traces, policy, models=models)
         for name, of in FORK_COUNTS.items():
             trainer._metrics["train"][f"forks/{name}"].append(float(counts[of]))
         return [[*of_trace, *(pair for pair in made if pair.trace_id == trace.trace_id)]

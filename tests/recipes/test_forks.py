@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.recipes import run, stages
+from composer_replication.recipes import hint_models, run, stages
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import run_data, run_recipe
@@ -143,6 +143,7 @@ def test_what_does_not_say_where_it_comes_from_is_not_reused(play_all, tmp_path)
 def own_steps(tmp_path_factory):
     "Two runs of two steps, with forks of the steps' own episodes and without; branches and pairs of each step, and the log."
     played, made, play, pairs_of, found, logged = [], [], stages.play_forks, stages.fork_pairs, {}, {"forks": [], "none": []}
+    loaded, load = [], hint_models.load_checkpoint
 
     def playing(policy, branches, *rest, **more):
         played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters())))
@@ -155,17 +156,23 @@ def own_steps(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "play_forks", playing)
         patch.setattr(stages, "fork_pairs", pairing)
-        for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
+        patch.setattr(hint_models, "load_checkpoint", lambda name: loaded.append(name) or load(name))
+        writer = {"hints": ["template", "raw_error", "learned"], "hint_writer": "embedded"}
+        for name, settings in (("forks", writer), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
             folder = tmp_path_factory.mktemp(name)
             few = {"max_steps": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "keep_rollouts": True}
             run_recipe(small(folder, record=False, **few | settings), logged[name].append)
             found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("step*.jsonl.gz"))]
-    return found, played, made, logged
+    return found, played, made, logged, loaded
+
+
+def test_the_writer_of_hints_is_loaded_once_for_all_steps(own_steps):
+    assert own_steps[4] == ["embedded"] and len(own_steps[1]) == 2
 
 
 def test_what_came_of_a_steps_own_forks_is_in_its_log(own_steps):
     "Against what was played; a run without forks says nothing of them."
-    _, played, made, logged = own_steps
+    _, played, made, logged, _ = own_steps
     steps = [entry for entry in logged["forks"] if "forks/pairs" in entry]
     branches = [[branch.fork.name for branch in of] for of, _ in played]
     assert [entry["forks/branches"] for entry in steps] == [len(of) for of in branches]

@@ -40,8 +40,6 @@ def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch)
         run_recipe(small(tmp_path))
     path = tmp_path / "run" / "start.jsonl"
     os.utime(path, (1, 1))
-    with pytest.raises(RecipeProblem, match=r"start\.jsonl holds the start's episodes of other tasks than this recipe's 8"):
-        run_recipe(small(tmp_path, resume=True, max_steps=2, train_rows=8))
     again = run_recipe(small(tmp_path, resume=True, max_steps=2))
     assert again.step == 2 and path.stat().st_mtime == 1  # the episodes are those of the start
 
@@ -87,6 +85,25 @@ def test_what_was_played_before_a_kill_is_not_played_again(tmp_path, make_stages
     assert not list((tmp_path / "cut" / "run").glob("*.part.jsonl"))
     part.write_bytes((tmp_path / "cut" / "run" / "start.jsonl").read_bytes())
     assert make_stages(cut) == whole  # not resumed: nothing of the run before is taken
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"train_rows": 4}, "tasks"), ({"temperature": 0.5}, "rollout"), ({"seed": 7}, "rollout"), ({"max_turns": 2}, "rollout"),
+    ({"episode_reward": {"floor": -1.0}}, "episode_reward")])
+@pytest.mark.parametrize("killed", [None, ("collect", 2)])
+def test_episodes_are_reused_only_for_the_tasks_and_settings_they_were_played_from(tmp_path, make_stages, changed, said, killed):
+    settings, run = {"train_rows": 5, "max_turns": 5}, tmp_path / "run"
+    make_stages(small(tmp_path, **settings), killed)
+    before = {path.name: path.read_bytes() for path in run.glob("start*")}
+    other = small(tmp_path, **settings | changed, resume=True)
+    with pytest.warns(UserWarning, match=f"from other .*{said}.* kept in .*start.1") as caught:
+        again = make_stages(other)
+    assert len(caught) == 1 and again["collect"] == len(list(read_traces(run / "start.jsonl")))
+    assert not make_stages(other)  # nothing is said and nothing is played a third time
+    assert {path.name: path.read_bytes() for path in (run / "start.1").iterdir()} == before
+    fresh = tmp_path / "fresh"
+    assert make_stages(small(fresh, **settings | changed)) == again
+    assert (run / "start.jsonl").read_bytes() == (fresh / "run" / "start.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("settings, said", [
