@@ -330,20 +330,28 @@ def pytest_configure_node(node):
     node.workerinput["beside"] = str(node.config.stash[FOLDER])
 
 
+def start_beside(command: list[str], folder: Path, owner: int) -> int:
+    """Start a command as an orphan, since tests that look at children of this process must not find it; return its group.
+
+    Its output and exit status are kept in `folder`. It ends with the process `owner`, also where that is killed."""
+    script = ('owner=$1; shift; ("$@" > log 2>&1; echo $? > code.new; mv code.new code) & '
+              '(while kill -0 "$owner"; do sleep 1; done; kill 0) &')
+    nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    started = subprocess.Popen(["sh", "-c", script, "sh", str(owner), *command], cwd=folder, start_new_session=True, **nowhere)
+    started.wait(60)
+    return started.pid
+
+
 def pytest_collection_finish(session):
     gc.freeze()  # what was imported stays: half a million objects, which every trainer that starts would look through
-    first = getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
+    worker = getattr(session.config, "workerinput", None)
     needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    for name in BESIDE.keys() & needed if first and not session.config.option.collectonly else ():
+    first = (worker or {"workerid": "gw0"})["workerid"] == "gw0" and not session.config.option.collectonly
+    for name in BESIDE.keys() & needed if first else ():
         folder = session.config.stash[FOLDER] / name
         folder.mkdir()
-        # An orphan: tests that look at the children of this process must not find it, running or ended.
-        script = '("$@" > log 2>&1; echo $? > code.new; mv code.new code) &'
-        command = ["sh", "-c", script, "sh", sys.executable, *BESIDE[name]]
-        nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        started = subprocess.Popen(command, cwd=folder, start_new_session=True, **nowhere)
-        started.wait(60)
-        (folder / "group").write_text(str(started.pid))
+        group = start_beside([sys.executable, *BESIDE[name]], folder, os.getppid() if worker else os.getpid())
+        (folder / "group").write_text(str(group))
 
 
 def pytest_unconfigure(config):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import LONG, ROOT, names_used
+from conftest import LONG, ROOT, ended_well, names_used, start_beside
 
 
 def helper():
@@ -85,3 +85,24 @@ def test_a_test_that_needs_what_a_bare_machine_lacks_fails_everywhere(tmp_path):
     failed = {line.split("::")[1].split()[0] for line in done.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_opens", "test_lists", "test_runs"} and "2 passed" in done, done
     assert "take the fixture shared_data" in done and "mark it browser" in done
+
+
+def test_what_runs_beside_the_tests_ends_with_them_also_where_they_are_killed(tmp_path):
+    os.mkfifo(words := tmp_path / "words")
+    says = "import sys, time; to = open(sys.argv[1], 'w', 1); print('begun', file=to); time.sleep(60); print('late', file=to)"
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        start_beside([sys.executable, "-c", says, str(words)], tmp_path, owner.pid)
+        with words.open() as heard:
+            assert heard.readline() == "begun\n"
+            owner.kill()
+            owner.wait()
+            assert heard.read() == ""  # its end closed the pipe
+
+
+def test_of_what_runs_beside_the_tests_output_and_status_are_kept(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        start_beside([sys.executable, "-c", "print('said'); raise SystemExit(3)"], tmp_path, owner.pid)
+        with pytest.raises(AssertionError, match="said"):
+            ended_well(tmp_path)
+        owner.kill()
+    assert (tmp_path / "code").read_text() == "3\n"
