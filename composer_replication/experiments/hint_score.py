@@ -19,13 +19,14 @@ from transformers import PreTrainedModel
 
 from ..core.trace import ErrorSite, Trace, Turn
 from .statistics import Interval, clustered_mean
-from ..core.hint import Hint, HintSource, hint_at
+from ..core.hint import Hint, HintSource
 from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..rollout.fork import unrelated_words
 from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import action_key, failed_turns
 from ..tree.build import Tree, build_tree
+from ..tree.example import target_hints, target_turns
 from ..tree.length_limit import LengthLimit
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.pack import branch_kind, pack_trees
@@ -70,13 +71,14 @@ def repairs(
     "Yield every error turn that has a hint and a next action that worked."
     for trace in traces:
         pairs = next_actions(trace, find_sites)
-        sites = {site.turn: site for site in reversed(find_sites(trace))}  # of several errors in a turn the first
-        for turn, site in sorted(sites.items()):
-            hint = hint_at(source, trace, site) if turn in pairs else None
-            if hint:
-                yield Repair(trace, site, hint, pairs[turn])
+        targets = target_turns(trace, find_sites=find_sites)
+        asked = {turn: site for turn, site in targets.items() if turn in pairs or site.wanted}
+        for turn, hint in target_hints(trace, asked, source):
+            if isinstance(hint, Hint):
+                yield Repair(trace, targets[turn], hint, pairs[turn])
             else:
-                left_out["no layer had a hint" if turn in pairs else "the next action did not work either"] += 1
+                left_out[hint.reason if hint else "no layer had a hint"] += 1
+        left_out["the next action did not work either"] += len(targets) - len(asked)
 
 # %% ../../nbs/experiments/07_hint_score.ipynb #5d8e21b0
 def within_limit(

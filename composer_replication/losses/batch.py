@@ -98,9 +98,7 @@ class ComposerDataCollator:
         targets = target_turns(trace, find_sites=config.find_sites) if config.hint_generator else {}
         for turn, _ in hints:
             targets.pop(turn, None)
-        wanted = [turn for turn, site in targets.items() if site.wanted]
-        hints += target_hints(trace, {turn: site for turn, site in targets.items() if not site.wanted},
-                              config.hint_generator)
+        hints += target_hints(trace, targets, config.hint_generator)
         try:
             tree = build_tree(trace, self.chat, hints, example.pairs, config.placement, config.strip_thinking,
                               config.max_tokens)
@@ -109,6 +107,5 @@ class ComposerDataCollator:
                 raise
             self.excluded.append((trace.trace_id, -1, str(problem)))
             return None
-        self.excluded += [(trace.trace_id, turn, "the failure was wanted") for turn in wanted]
         self.excluded += [(trace.trace_id, r.turn, r.reason) for r in tree.refused]
         return tree

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..core.environment import environment_of
 from ..core.errors import InputProblem
 from ..core.files import json_value
-from ..core.hint import Hint, HintSource, hint_at, with_hint
+from ..core.hint import Hint, HintSource, with_hint
 from ..core.tools import ToolResult
 from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .loop import run_episodes
@@ -28,7 +28,8 @@ from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
 from ..traces.calls import pair
 from ..traces.error_sites import FindSites, find_error_sites
-from ..tree.example import target_turns
+from ..tree.build import Refusal
+from ..tree.example import target_hints, target_turns
 
 # %% ../../nbs/rollout/17_fork.ipynb #c7f07e55
 VOLATILE = (  # what differs from run to run, and what stands for it
@@ -138,14 +139,13 @@ def find_forks(
         if len(trace.parts()) > 1:
             left_out["the trace has several contexts"] += len(targets)
             continue
-        for turn, site in targets.items():
-            hint = hint_at(source, trace, site)
-            reason = "the failure was wanted" if site.wanted else "no layer had a hint" if not hint else \
+        for turn, hint in target_hints(trace, targets, source):
+            reason = hint.reason if isinstance(hint, Refusal) else "no layer had a hint" if not hint else \
                 "no message of others stands before it" if not turn or trace.turns[turn - 1].role == "assistant" else None
             if reason:
                 left_out[reason] += 1
             else:
-                forks.append(Fork(trace, site, hint, {k: v for k, v in row(trace).items() if k != "prompt"}))
+                forks.append(Fork(trace, targets[turn], hint, {k: v for k, v in row(trace).items() if k != "prompt"}))
     return forks
 
 # %% ../../nbs/rollout/17_fork.ipynb #efbc3742

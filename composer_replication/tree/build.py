@@ -220,7 +220,9 @@ def _usable(hints):
     usable, refused = {}, []
     for turn, hint in hints.items() if isinstance(hints, Mapping) else hints:
         hint = Hint(hint) if isinstance(hint, str) else hint
-        if hint is None:
+        if isinstance(hint, Refusal):
+            refused.append(hint)
+        elif hint is None:
             refused.append(Refusal(turn, "no layer had a hint"))
         elif not hint.text.strip():
             refused.append(Refusal(turn, "the hint is empty"))
@@ -234,7 +236,7 @@ def _usable(hints):
 def build_tree(
     trace: Trace,
     chat: ChatFormat,  # from `probe_template`
-    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # turn -> text; or from `target_hints`
+    hints: Mapping[int, str] | Iterable[tuple[int, Hint | Refusal | None]] = (),  # turn -> text; or of `target_hints`
     pairs: Sequence["DPOPair"] = (),  # channel 3 (ours): preferences at turns of this trace
     placement: Literal["target", "start"] = "target",  # the message that gets a hint
     strip_thinking: bool = False,  # remove all reasoning

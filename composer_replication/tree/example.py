@@ -62,9 +62,10 @@ def target_hints(
     trace: Trace,
     targets: Mapping[int, ErrorSite],  # from `target_turns`
     source: HintSource,  # a hint layer, a composite, or a function of (error_kind, context)
-) -> list[tuple[int, Hint | None]]:  # turn and hint; None if the source has none
-    "Get a hint for every target."
-    return [(turn, hint_at(source, trace, site)) for turn, site in targets.items()]
+) -> list[tuple[int, Hint | Refusal | None]]:  # turn and hint; None if the source has none
+    "Ask for a hint for every target; a wanted failure is refused without asking."
+    return [(turn, Refusal(turn, "the failure was wanted") if site.wanted else hint_at(source, trace, site))
+            for turn, site in targets.items()]
 
 # %% ../../nbs/tree/08_example.ipynb #5c84be6b
 def _record(kind: type, values: dict):

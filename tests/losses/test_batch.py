@@ -1,4 +1,5 @@
 """The collator: alignment by index, reported exclusions, the shipped traces, and real ones."""
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -6,9 +7,11 @@ import torch
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
+from composer_replication.experiments.hint_score import repairs
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn, check_by_index
 from composer_replication.replay.pairs import DPOPair
+from composer_replication.rollout.fork import find_forks
 from composer_replication.traces.error_sites import SiteFinder
 from composer_replication.traces.habits import repeated_call
 from composer_replication.training.config import ComposerReplicationConfig
@@ -138,6 +141,19 @@ def test_the_collator_hints_the_turns_that_training_on_recorded_traces_hints(tok
     assert asked["collator"] == asked["training"] and len(set(turns)) == len(turns)
     assert collate.excluded == [("run", site.turn, "the failure was wanted") for site in finder(trace) if site.turn not in turns]
     assert {site.turn for site in finder(trace) if not site.wanted} == set(turns)
+
+
+def test_a_wanted_failure_is_said_to_be_one_wherever_hints_are_asked_for(tokenizer):
+    trace, left_out = RECORDED["a wanted failure"], {"fork": Counter(), "repair": Counter()}
+    collate = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=lambda kind, meta: "Mind this."))
+    collate.tree(TraceExample(trace))
+    config = ComposerReplicationConfig("out", report_to="none", bf16=False)
+    trees, why = recorded_parts(TraceExample(trace), collate.chat, config, default_composite())
+    assert not trees and not find_forks([trace], default_composite(), left_out["fork"])
+    assert not [*repairs([trace], default_composite(), left_out["repair"])]
+    reason = "the failure was wanted"
+    assert why == reason and [said for *_, said in collate.excluded] == [reason]
+    assert all(+counted == Counter([reason]) for counted in left_out.values())
 
 
 def test_every_site_is_either_in_the_batch_or_reported(tokenizer):
