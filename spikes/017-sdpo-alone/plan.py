@@ -53,6 +53,7 @@ KEPT, MADE = HERE / "runs.jsonl", HERE / "runs"
 LEVELS = ("easy", "medium")
 TUNING = (1000,)  # seeds of development runs, which choose the rates
 SEEDS = {"sdpo": 8, "policy": 8, "rejection": 8, "sdpo filler": 5, "retry": 5}  # of test runs, from 0
+DESCRIBED = {"opsa": 3}  # as SEEDS, of the arm that is only described and runs last
 TASKS = {"development": (64, 1), "test": (128, 2)}  # measured after a run, and episodes of each
 STEPS, RECORDED, ROWS = 10, 160, 16  # optimizer steps, recorded episodes, rows of a step of imitation
 SCREENED, MORE = 80, 3  # tasks that the policy objective chooses from; episodes of each beside the recorded one
@@ -109,6 +110,10 @@ def plan(done: dict[str, dict]) -> Iterator[Run | None]:
         for arm, seeds in SEEDS.items():
             if seed < seeds:
                 yield rates[arm] and Run(arm, seed, rates[arm])
+    for arm, seeds in DESCRIBED.items():
+        runs, rate = tuned(arm, done)
+        yield from runs
+        yield from (rate and Run(arm, seed, rate) for seed in range(seeds))
 
 
 # --- how a run is made
@@ -201,8 +206,8 @@ class Work:
         found = self.recipe(settings, 0.0, kind=on(sometimes))
         return found | {"tasks": len(sometimes), "screening_cpu_seconds": screening}
 
-    def imitate(self, rows: list[dict], before: float) -> dict:
-        "Supervised learning on rows, as many steps of as many rows for either arm."
+    def imitate(self, rows: list[dict], before: float, loss: Callable | None = None) -> dict:
+        "Supervised learning on rows, or another loss of outputs and labels, as many steps of as many rows for each arm."
         from trl import SFTConfig, SFTTrainer
 
         loaded = load_checkpoint(str(self.start))
@@ -214,11 +219,19 @@ class Work:
             dataloader_pin_memory=False)
         clock = _Clock(before)
         trainer = SFTTrainer(loaded.model.train(), config, train_dataset=Dataset.from_list([rows[n] for n in drawn]),
-                             processing_class=loaded.tokenizer, callbacks=[clock])
+                             processing_class=loaded.tokenizer, callbacks=[clock], compute_loss_func=loss)
         trainer.train()
         log = [{"step": e["step"], "loss": e["loss"]} for e in trainer.state.log_history if "loss" in e]
         return {"checkpoint": self.folder / "out" / f"checkpoint-{STEPS}", "steps": STEPS, "cpu_seconds": clock.at[STEPS],
                 "cpu_at": {str(step): at for step, at in clock.at.items()}, "log": log, "rows": len(rows)}
+
+    def opsa(self) -> dict:
+        "Lowers the least likely of the start's own tokens in its recorded episodes, each read once, without teacher or hint."
+        path, cost = self.recorded()
+        began, chat = time.process_time(), probe_template(load_checkpoint(str(self.start)).tokenizer)
+        trees = [build_tree(trace, chat) for trace in read_traces(str(path))]
+        rows = [learnt(tree.ids, [(span.start, span.end) for span in tree.spans]) for tree in trees]
+        return self.imitate(rows, cost + time.process_time() - began, opsa_loss)
 
     def rejection(self) -> dict:
         "Imitates recorded episodes that passed, and actions that worked in the place of those that had failed."
@@ -263,7 +276,7 @@ class Work:
 
     def made(self) -> dict:
         "All that is kept of the run."
-        run, make = self.run, {"policy": self.policy, "rejection": self.rejection, "retry": self.retry}
+        run, make = self.run, {name: getattr(self, name) for name in ("policy", "rejection", "retry", "opsa")}
         found = {"checkpoint": self.start} if run.arm == "start" else make.get(run.arm, self.sdpo)()
         checkpoint = found.pop("checkpoint")
         found["rewards"] = self.measure(checkpoint, run.split)
@@ -298,6 +311,17 @@ def learnt(ids, spans) -> dict:
     for start, end in spans:
         labels[start:end] = ids[start:end]
     return {"input_ids": list(ids), "labels": labels}
+
+
+def opsa_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Advantage -0.5 on a row's 20 % least likely sampled tokens, 0 on the others, as a mean over the sampled tokens.
+
+    After OPSA, arXiv:2608.31046, which we know from a summary only."""
+    own = labels[:, 1:]
+    logprobs = outputs.logits[:, :-1].float().log_softmax(-1).gather(-1, own.clamp(min=0)[..., None])[..., 0]
+    rows = [row[sampled] for row, sampled in zip(logprobs, own != -100)]
+    least = [row[row.detach().argsort()[:round(len(row) / 5)]].sum() for row in rows]
+    return 0.5 * sum(least) / (num_items_in_batch or sum(map(len, rows)))
 
 
 def make(run: Run) -> dict:
