@@ -3,12 +3,14 @@
     python tools/check.py                 all checks
     python tools/check.py export readme   those named
     python tools/check.py fast            all but the notebooks
+    python tools/check.py shown           a quarter of an hour, not among all: what each page shows is what it gives today
     ROOM=losses python tools/check.py     of the notebooks only those of nbs/losses; without it all but those of nbs/contrib
 
 The working tree is only read: nbdev works on a copy.
 """
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,7 @@ import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.prefix).absolute() / "bin"
+RUN_NB = Path(__file__).with_name("run_nb.py")
 NOTEBOOK_SECONDS = 3000  # beside the tests, on a busy machine; nbdev_test has no limit of its own
 
 
@@ -137,21 +140,46 @@ def check_notebooks(copy: Path) -> list[str]:
     return []
 
 
+def shown(path: Path) -> list[str]:
+    "What each cell shows as text, without numbers and hexadecimal names: seconds and ids differ from run to run."
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    texts = [[(output.get("name"), output.get("text"), [data for kind, data in sorted(output.get("data", {}).items())
+                                                        if not kind.startswith("image/")])
+              for output in cell["outputs"]] for cell in cells]
+    return [re.sub(r"\b[a-z]?[0-9a-f]{8,}|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", json.dumps(of, sort_keys=True)) for of in texts]
+
+
+def check_shown(copy: Path) -> list[str]:
+    "Each notebook of nbs/, or of a room, shows what it gives today, but for numbers; it takes what the pages need."
+    problems, folder = [], ROOT / "nbs" / os.environ.get("ROOM", "")
+    for page in sorted(folder.rglob("*.ipynb")):
+        name, again = page.relative_to(ROOT).as_posix(), copy / "again.ipynb"
+        succeeded, output = run([sys.executable, str(RUN_NB), str(page), "--out", str(again)], ROOT, NOTEBOOK_SECONDS)
+        if not succeeded:
+            problems.append(f"{name} does not run: {output.strip()}")
+        elif shown(page) != shown(again):
+            problems.append(f"{name} shows something else than it gives: run `python tools/run_nb.py {name}`.")
+    return problems
+
+
 CHECKS = {"export": check_export, "clean": check_clean, "readme": check_readme, "figures": check_figures,
-          "outputs": check_outputs, "notebooks": check_notebooks}
+          "outputs": check_outputs, "notebooks": check_notebooks, "shown": check_shown}
+APART = ("notebooks", "shown")  # take minutes
 
 
 def main(names: list[str]) -> int:
-    "Run the named checks, or all; 1 where one failed."
+    "Run the named checks, or all but `shown`; 1 where one failed."
+    if not names:
+        names = [name for name in CHECKS if name != "shown"]
     if names == ["fast"]:
-        names = [name for name in CHECKS if name != "notebooks"]
+        names = [name for name in CHECKS if name not in APART]
     if unknown := set(names) - set(CHECKS):
         print(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}.", file=sys.stderr)
         return 2
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_tree(Path(folder))  # of what the first check leaves changed, the others see nothing
-        for name in names or CHECKS:
+        for name in names:
             start = time.monotonic()
             problems = CHECKS[name](copy)
             print(f"check {name}: {'FAILED' if problems else 'ok'}, {time.monotonic() - start:.1f} s", flush=True)

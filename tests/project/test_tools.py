@@ -76,6 +76,19 @@ def test_a_figure_without_a_picture_is_found(tmp_path, output, bare):
     assert len(check.check_outputs(tmp_path)) == 2 * bare
 
 
+@pytest.mark.parametrize("prints, stale", [("took 0.25 s", False), ("took 3e-05 s", False), ("takes 1.0 s", True), ("", True)])
+def test_a_page_that_shows_something_else_than_it_gives_is_found(tmp_path, monkeypatch, prints, stale):
+    "Numbers may differ."
+    page = tmp_path / "nbs/room/00_x.ipynb"
+    page.parent.mkdir(parents=True)
+    outputs = [nbformat.v4.new_output("stream", text=f"{prints}\n")] if prints else []
+    cell = nbformat.v4.new_code_cell("print('took -1.5 s')", outputs=outputs)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), page)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    before = page.read_bytes()
+    assert len(check.check_shown(tmp_path)) == stale and page.read_bytes() == before
+
+
 def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# New\nSee [this](../README.md).")])
     (tmp_path / "nbs").mkdir()
