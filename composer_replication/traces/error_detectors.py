@@ -134,7 +134,7 @@ STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a re
 
 
 def declined(trace: Trace, position: int) -> Detection | None:
-    "Return `CLEAN` for a call that a person declined, and for a key such as Ctrl-C: the status is that of the program that it ended."
+    "Return `CLEAN` for a call that a person declined, and for a key such as Ctrl-C: the status is that of what it ended."
     turn = observed(trace, position)
     if turn is None:
         return None
