@@ -48,21 +48,14 @@ def register_detector(
     return detector
 
 
-def detectors_for(
-    format: str,
-    others: Sequence[Detector] = (),  # asked from the last to the first
-) -> list[Detector]:
-    "Return the detectors for a format in the order in which they are asked: its own, these others, then those for all formats."
+def detectors_for(format: str, others: Sequence[Detector] = ()) -> list[Detector]:
+    "Return the detectors in the order asked: the format's own, the others from the last on, those for all."
     if format in plugin_names("format"):
         plugin("format", format)  # its detectors are a contribution's
     return [*DETECTORS.get(format, ()), *reversed(others), *DETECTORS.get("*", ())]
 
 
-def first_opinion(
-    trace: Trace,
-    position: int,  # in `Trace.turns`
-    detectors: Sequence[Detector],  # asked in this order
-) -> tuple[Detection | None, str]:
+def first_opinion(trace: Trace, position: int, detectors: Sequence[Detector]) -> tuple[Detection | None, str]:
     "Return the detection and the name of the first detector that decides; None and an empty name if none does."
     for detector in detectors:
         if (detection := detector(trace, position)) is not None:
@@ -91,13 +84,18 @@ def unanswered(trace: Trace, position: int) -> Detection | None:
 
 def graded(trace: Trace, position: int) -> Detection | None:
     "Detect an answer that a grader marked as wrong; its reason is in `Turn.fail_reason`."
-    turn = trace.turns[position]
+    turn, reason = trace.turns[position], trace.turns[position].fail_reason or ""
     if turn.role != "assistant" or not turn.failed:
         return None
-    reason = turn.fail_reason or ""
     return Detection("type_error" if reason.startswith(("type_error", "value_error")) else "runtime_error", reason)
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #b23d8c71
+DECLINED = any_word("declined", r"\s*(?:<\w+>|\[|Error:|OBSERVATION:|\s)*(?:the )?", flags=re.I)
+STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a record that has the status beside the text
+_INTERRUPT_KEY = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")
+_DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
+
+
 def observed(trace: Trace, position: int) -> Turn | None:
     "Return the turn if it is an observation, else None."
     turn = trace.turns[position]
@@ -109,15 +107,8 @@ def result_text(trace: Trace, position: int) -> str:
     return unwrapped(trace.turns[position].content, command_of(trace, position))
 
 
-_DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
-
-
-def output_says_error(
-    trace: Trace,
-    position: int,  # of a result in `Trace.turns`
-    text: str,  # of the result, without its wrapper
-) -> bool:
-    "True if a result is an object that says that its tool failed, or has several lines and all are errors; False for the content of a file."
+def output_says_error(trace: Trace, position: int, text: str) -> bool:
+    "True if a result says that its tool failed, as an object or in each of several lines; False for file content."
     call, reads = answered_call(trace, position)[1], reads_only(trace, position)
     if reads and (command_of(trace, position) or call is None or _DATA_FILE.search(str(call.arguments))):
         return False
@@ -128,18 +119,10 @@ def output_says_error(
     return bool(object_failed(outermost)) or (not reads and len(lines) > 1 and all(map(says_error, lines)))
 
 
-DECLINED = any_word("declined", r"\s*(?:<\w+>|\[|Error:|OBSERVATION:|\s)*(?:the )?", flags=re.I)
-_INTERRUPT_KEY = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")
-STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a record that has the status beside the text
-
-
 def declined(trace: Trace, position: int) -> Detection | None:
-    "Return `CLEAN` for a call that a person declined, and for a key such as Ctrl-C: the status is that of what it ended."
-    turn = observed(trace, position)
-    if turn is None:
-        return None
-    by_person, key = DECLINED.match(turn.content[:300]), _INTERRUPT_KEY.fullmatch(command_of(trace, position).strip())
-    return CLEAN if by_person or key else None
+    "Return `CLEAN` for a call that a person declined, and for a key such as Ctrl-C, with the status of what it ended."
+    turn, key = observed(trace, position), _INTERRUPT_KEY.fullmatch(command_of(trace, position).strip())
+    return CLEAN if turn is not None and (key or DECLINED.match(turn.content[:300])) else None
 
 
 def flagged(trace: Trace, position: int) -> Detection | None:
@@ -170,9 +153,8 @@ def status(trace: Trace, position: int) -> Detection | None:
         code, output = exit_status(text, foot=not reads_only(trace, position), command=command)
     else:
         output = exit_status(object_output(text))[1]
-    if code in (None, -1) or (code == 0 and filtered(command)):  # -1: the command is still running
-        return None
-    return shell_detection(code, output, command)
+    unknown = code in (None, -1) or (code == 0 and filtered(command))  # -1: the command is still running
+    return None if unknown else shell_detection(code, output, command)
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #b0c6cfd6
 _HTTP_ERRORS = "|".join(re.escape(s.phrase) for s in HTTPStatus if s >= 400)
@@ -201,34 +183,29 @@ def payload(trace: Trace, position: int) -> Detection | None:
     return CLEAN if any(map(object_succeeded, found)) else None
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #eef57156
+_RUNS_COMMANDS = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in a tool's name
+_TALLY_LINES = 60  # last lines of an output in which a tally is looked for
+
+
 def traceback(trace: Trace, position: int) -> Detection | None:
     "Detect a Python traceback after which no program ended normally."
-    if observed(trace, position) is None or reads_only(trace, position):
-        return None
-    text = result_text(trace, position)
+    text = result_text(trace, position) if observed(trace, position) and not reads_only(trace, position) else ""
     return Detection(shell_kind(text), text) if raised(text) else None
 
 
 def complaint(trace: Trace, position: int) -> Detection | None:
     "Detect a short result that is a shell's complaint, such as `ls: no: No such file or directory`."
-    if observed(trace, position) is None:
-        return None
-    text = result_text(trace, position)
+    text = result_text(trace, position) if observed(trace, position) else ""
     if len(text) >= 400 or text.count("\n") >= 3 or not SHELL_COMPLAINT.match(text):
         return None
     return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
 
 
-_RUNS_COMMANDS = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in a tool's name
-_TALLY_LINES = 60  # last lines of an output in which a tally is looked for
-
-
 def last_words(trace: Trace, position: int) -> Detection | None:
     "Detect a command whose output ends as a failed program's does, where no flag says how the command ended."
     turn, command = observed(trace, position), command_of(trace, position)
-    if turn is None or reads_only(trace, position) or (turn.failed is not None and not filtered(command)):
-        return None
-    if not command and not _RUNS_COMMANDS.search(tool_called(trace, position)):
+    ran = command or _RUNS_COMMANDS.search(tool_called(trace, position))
+    if turn is None or not ran or reads_only(trace, position) or (turn.failed is not None and not filtered(command)):
         return None
     text = result_text(trace, position)
     lines = [line for line in text.split("\n") if line.strip()] or [""]

@@ -53,50 +53,33 @@ def plain(text: str) -> str:
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in _TERMINAL.sub("", text).split("\n"))
 
 
-@dataclass(frozen=True)
-class _Traceback:
-    "What the Python tracebacks of a result show, of which only the last one is read."
-
-    ranks: dict[int, LineRank]  # line number of the last one -> rank
-    lines: range  # from the first one's header to the last ranked line
-    raised: bool  # the last one ends with its exception
-
-
-def _traceback(lines: list[str]) -> _Traceback:
-    "Rank the deepest frame outside installed packages and the exception of the last traceback."
-    headers = [i for i, line in enumerate(lines) if _HEADER.match(line[:LONG])]
-    if not headers:
-        return _Traceback({}, range(0), False)
-    start = headers[-1]
-    margin = len(_HEADER.match(lines[start][:LONG])[1])  # of an exception group
-    raised = next((i for i in range(start + 1, len(lines))
-                   if lines[i][margin:].strip(" |+-") and not lines[i][margin:margin + 1].isspace()), None)
+def _traceback(lines: list[str]) -> dict[int, LineRank]:
+    "Return the line numbers of the last Python traceback, with their ranks."
+    start = next((i for i in range(len(lines) - 1, -1, -1) if _HEADER.match(lines[i][:LONG])), None)
+    if start is None:
+        return {}
+    edge = len(_HEADER.match(lines[start][:LONG])[1])
+    raised = next((i for i in range(start + 1, len(lines)) if lines[i][edge:].strip(" |+-") and not lines[i][edge:edge + 1].isspace()), None)
     frames = [i for i in range(start + 1, raised or len(lines)) if _FRAME.match(lines[i])]
     own = next((i for i in reversed(frames) if not _INSTALLED.search(lines[i])), frames[-1] if frames else None)
-    ranks = {}
-    if own is not None:
-        ranks[own] = LineRank.PLACE
-        if own + 1 < len(lines) and own + 1 not in (*frames, raised):  # the frame's line of code
-            ranks[own + 1] = LineRank.PLACE
-    if raised is not None:
-        ranks[raised] = LineRank.CAUSE
-        for i in range(raised + 1, min(raised + 4, len(lines))):  # the message may have several lines
-            if not lines[i].strip():
-                break
-            ranks[i] = LineRank.AFTER_CAUSE
-    return _Traceback(ranks, range(headers[0], max(ranks) + 1) if ranks else range(0), raised is not None)
+    ranks = {} if own is None else {i: LineRank.PLACE for i in (own, own + 1)
+                                    if i < len(lines) and i not in frames[frames.index(own) + 1:] and i != raised}
+    message = [] if raised is None else [raised]
+    while message and len(message) < 4 and message[-1] + 1 < len(lines) and lines[message[-1] + 1].strip():
+        message.append(message[-1] + 1)
+    return ranks | {i: LineRank.CAUSE if i == raised else LineRank.AFTER_CAUSE for i in message}
 
 
 def failure_lines(lines: list[str]) -> dict[int, LineRank]:
     "Return the numbers of the lines that show a failure, with their ranks; most informative first, else in order."
-    traceback = _traceback(lines)
-    ranks = dict(traceback.ranks)
+    ranks = _traceback(lines)
+    raised = LineRank.CAUSE in ranks.values()
+    traced = range(next(i for i, line in enumerate(lines) if _HEADER.match(line[:LONG])), max(ranks) + 1) if ranks else range(0)
     looked_at = range(len(lines)) if len(lines) <= MOST_LINES else [*range(MOST_LINES // 2), *range(len(lines) - MOST_LINES // 2, len(lines))]
     for mark in FAILURE_MARKS:
-        if mark.tool == "any" and ranks or mark.tool == "python" and traceback.raised:
+        if mark.tool == "any" and ranks or mark.tool == "python" and raised:
             continue  # repeats an earlier line
-        at = [i for i in looked_at if mark.line.match(lines[i][:LONG])
-              and (i not in traceback.lines or mark.tool == "unittest")]
+        at = [i for i in looked_at if mark.line.match(lines[i][:LONG]) and (i not in traced or mark.tool == "unittest")]
         for i in at[-1:] if mark.last else at:
             ranks[i] = min(mark.rank, ranks.get(i, mark.rank))
             for k in range(i + 1, min(i + 1 + mark.after, len(lines))):
