@@ -20,31 +20,42 @@ from .recipe_file import RecipeLoader, RecipeProblem, find_recipe, read_recipe
 from .settings import Recipe
 
 # %% ../../nbs/recipes/09_recipe.ipynb #ca4cd656
+def _override_values(overrides: Mapping[str, str]) -> dict:
+    "Read the overrides' texts as YAML. Raises `RecipeProblem` with the key of one that is none."
+    values = {}
+    for key, text in overrides.items():
+        try:
+            values[key] = yaml.load(text, RecipeLoader)
+        except (yaml.YAMLError, ValueError):  # ValueError: a date such as 2024-13-01
+            raise RecipeProblem(f"{key}={text!r} is no YAML value", "quote it") from None
+    return values
+
+
+def _recipe(name, parser: RecipeParser, values: Mapping, line: list[str], unparsed: Mapping, estimating) -> Recipe:
+    "Fill the dataclasses from all values: a line for the parser, and those that bypass it. Raises as these do."
+    parser.set_defaults(**defaults(parser, line, name, values, estimating) | unparsed)
+    arguments, config, model, *contributed = parser.parse_args_and_config(line)
+    if arguments.model in plugin_names("model"):  # one that `composer-rl models get` fetches
+        folder = fetched_model(arguments.model) if estimating else model_folder(arguments.model)
+        arguments.model = str(folder or arguments.model)
+    model = dataclasses.replace(model, model_name_or_path=arguments.model)
+    return Recipe(name, arguments, config, model, frozenset(values), dict(zip(contributed_settings(), contributed)))
+
+
 def load_recipe(
     path: str | Path,  # a YAML file or a shipped recipe's name, see `find_recipe`
     overrides: Mapping[str, str] | None = None,  # key -> value as YAML text; they override the file
     estimating: bool = False,  # nothing will run: a recipe for a GPU is read on a machine without one
 ) -> Recipe:
     "Read a recipe, without loading weights. Raises `RecipeProblem` with file, key and fix."
-    name, path = path, find_recipe(path)
-    file = path if Path(name) == path else path.name
-    values, own, given = read_recipe(path), contributed_settings(), {}
-    parser = RecipeParser((*CLASSES, *own.values()))
-    for key, text in (overrides or {}).items():
-        try:
-            given[key] = yaml.load(text, RecipeLoader)
-        except (yaml.YAMLError, ValueError):  # the latter of 2024-13-01, say
-            raise RecipeProblem(f"{key}={text!r} is no YAML value", "quote it") from None
-    line, around = command_line(parser, values, given, overrides, file)
+    overrides, file = overrides or {}, find_recipe(path)
+    shown = file if Path(path) == file else file.name  # in messages: of a shipped recipe only the name
+    in_file, overriding = read_recipe(file), _override_values(overrides)
+    parser = RecipeParser((*CLASSES, *contributed_settings().values()))
+    line, unparsed = command_line(parser, in_file, overriding, overrides, shown)
     try:
-        parser.set_defaults(**defaults(parser, line, path.stem, values | given, estimating) | around)
-        arguments, config, model, *others = parser.parse_args_and_config(line)
-        if arguments.model in plugin_names("model"):
-            folder = fetched_model(arguments.model) if estimating else model_folder(arguments.model)
-            arguments.model = str(folder or arguments.model)
-        model = dataclasses.replace(model, model_name_or_path=arguments.model)
-        recipe = Recipe(path.stem, arguments, config, model, frozenset(values | given), dict(zip(own, others)))
+        recipe = _recipe(file.stem, parser, in_file | overriding, line, unparsed, estimating)
         check_recipe(recipe)
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        raise RecipeProblem(f"{file}: {one_line(error)}") from None
+    except (ValueError, TypeError, ImportError, OSError) as error:  # without the file's name
+        raise RecipeProblem(f"{shown}: {one_line(error)}") from None
     return recipe

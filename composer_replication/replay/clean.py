@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,28 +39,31 @@ class Drop(NamedTuple):
 Kept = tuple[list[PreferenceExample], list[Drop]]  # kept examples, in order, and dropped pairs
 
 
-def _sort_out(step, examples, reasons) -> Kept:
+def _sort_out(step: str, examples: Sequence[PreferenceExample], reasons: Iterable[str | None]) -> Kept:
     "Keep the examples without a reason, drop the others."
     both = list(zip(examples, reasons, strict=True))
     return [e for e, reason in both if not reason], [Drop(step, e.pair, reason) for e, reason in both if reason]
 
 
 def _keys(example):
+    "Return what equal pairs have in common: the state, the chosen and the rejected action."
     return example.state.key, *map(action_key, example.actions)
 
 
 def drop_duplicates(examples: Sequence[PreferenceExample]) -> Kept:
     "Drop pairs with the same actions in the same state as an earlier one."
     first: dict[tuple, int] = {}
-    same = [first.setdefault(_keys(e), i) for i, e in enumerate(examples)]
-    return _sort_out("duplicate", examples, [f"the same as {examples[s].name}" if s < i else None for i, s in enumerate(same)])
+    originals = [first.setdefault(_keys(e), i) for i, e in enumerate(examples)]
+    return _sort_out("duplicate", examples, [f"the same as {examples[original].name}" if original < i else None
+                                             for i, original in enumerate(originals)])
 
 
 def drop_contradictions(examples: Sequence[PreferenceExample]) -> Kept:
     "Drop pairs with opposite preferences in the same state, both of them."
     known = {_keys(e): e for e in examples}
-    against = [known.get((state, rejected, chosen)) for state, chosen, rejected in map(_keys, examples)]
-    return _sort_out("contradiction", examples, [a and f"{a.name} prefers them the other way round ({a.pair.source})" for a in against])
+    opposites = [known.get((state, rejected, chosen)) for state, chosen, rejected in map(_keys, examples)]
+    return _sort_out("contradiction", examples, [
+        other and f"{other.name} prefers them the other way round ({other.pair.source})" for other in opposites])
 
 # %% ../../nbs/replay/23_clean.ipynb #2d3ee91c
 RUN = 8  # words of a run
@@ -68,37 +71,49 @@ LEAK = 0.5  # share of a held-out prompt's own runs that counts as a leak
 _WORD = re.compile(r"""\w+|[^\w\s"',{}\[\]:]""")  # without JSON's punctuation
 
 
+def _words(text):
+    return _WORD.findall(text.lower())
+
+
+def _own_runs(prompts: Mapping[str, list[str]]) -> dict[str, set[int]]:
+    "Return the runs of each prompt that are not boilerplate: in at most half of the prompts. If all are, return all."
+    runs = {task: set(shingle_hashes(words, RUN).tolist()) for task, words in prompts.items() if len(words) >= RUN}
+    different = set(map(frozenset, runs.values()))
+    prompts_with = Counter(run for of_prompt in different for run in of_prompt)
+    boilerplate = {run for run, n in prompts_with.items() if n > max(1, len(different) / 2)}
+    return {task: of_task - boilerplate or of_task for task, of_task in runs.items()}
+
+
 def drop_held_out(
     examples: Sequence[PreferenceExample],
     held_out: Mapping[str, str],  # task id -> its prompt, without parts that all tasks share; "": only the id is known
 ) -> Kept:
     "Drop pairs of held-out tasks, by id and by content."
-    words = {task: _WORD.findall(text.lower()) for task, text in held_out.items()}
-    runs = {task: set(shingle_hashes(w, RUN).tolist()) for task, w in words.items() if len(w) >= RUN}
-    prompts = set(map(frozenset, runs.values()))
-    often = Counter(run for prompt in prompts for run in prompt)
-    shared = {run for run, n in often.items() if n > max(1, len(prompts) / 2)}
-    own = {task: of_task - shared or of_task for task, of_task in runs.items()}  # all runs if other prompts contain all of them
-    short = {task: f" {' '.join(w)} " for task, w in words.items() if 0 < len(w) < RUN}
-    every = set().union(*own.values())
+    prompts = {task: _words(text) for task, text in held_out.items()}
+    own_runs = _own_runs(prompts)
+    all_runs = set().union(*own_runs.values())
+    short = {task: f" {' '.join(words)} " for task, words in prompts.items() if 0 < len(words) < RUN}
 
     @cache  # many states share their messages
-    def in_text(text):
-        text_words = _WORD.findall(text.lower())
-        joined = f" {' '.join(text_words)} "
-        return every.intersection(shingle_hashes(text_words, RUN).tolist()), [task for task, prompt in short.items() if prompt in joined]
+    def found_in(text):
+        "Return the held-out runs in a text, and the tasks whose short prompt it holds."
+        words = _words(text)
+        joined = f" {' '.join(words)} "
+        tasks = [task for task, prompt in short.items() if prompt in joined]
+        return all_runs.intersection(shingle_hashes(words, RUN).tolist()), tasks
 
     def reason(example):
         if example.task_id in held_out:
             return f"its task {example.task_id} is held out"
         # Each string separately: in JSON text a line break is joined to the next word.
-        parts = [in_text(text) for turn in (*example.state.turns, *example.actions)
+        found = [found_in(text) for turn in (*example.state.turns, *example.actions)
                  for text in (turn.content, *(leaf for call in turn.tool_calls for leaf in leaves(call.arguments)))]
-        held = set().union(*(of_text for of_text, _ in parts))
-        shares = {task: len(of_task & held) / len(of_task) for task, of_task in own.items()} if held else {}
-        shares |= {task: 1.0 for _, tasks in parts for task in tasks}
-        most = max(shares, key=shares.get, default=None)
-        return f"it holds {shares[most]:.0%} of the held-out task {most}" if most is not None and shares[most] >= LEAK else None
+        runs = set().union(*(of_text for of_text, _ in found))
+        shares = {task: len(of_task & runs) / len(of_task) for task, of_task in own_runs.items()} if runs else {}
+        shares |= {task: 1.0 for _, tasks in found for task in tasks}
+        task = max(shares, key=shares.get, default=None)
+        leaks = task is not None and shares[task] >= LEAK
+        return f"it holds {shares[task]:.0%} of the held-out task {task}" if leaks else None
 
     return _sort_out("held out", examples, map(reason, examples) if held_out else [None] * len(examples))
 
@@ -107,11 +122,56 @@ class _NotRendered(Exception):
     "A chat template cannot carry a pair; the message is the reason."
 
 
-def _shown(turn, text):
+def _render(tokenizer, messages, tools, **options) -> str:
+    "Return messages as text. Raises `_NotRendered` where the template raises."
+    try:
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+    except Exception as problem:  # a template may raise anything
+        sentence = " ".join(str(problem).split()) or type(problem).__name__
+        raise _NotRendered(f"the chat template does not render it ({sentence.rstrip('.')})") from None
+
+
+def _token_ids(tokenizer, text) -> list[int]:
+    "Return the text's token ids. Raises `_NotRendered` if it is no Unicode text."
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _NotRendered("it holds half a surrogate pair, which has no tokens") from None
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _shown(turn, text) -> bool:
     "True if a text contains all of a turn, as it is or as JSON."
     parts = [turn.content.strip(), *(c.name for c in turn.tool_calls)]
     raw = [c.arguments.strip() for c in turn.tool_calls if not c.parsed]
     return all(s in text or json.dumps(s, ensure_ascii=False)[1:-1] in text for s in parts) and all(r in text for r in raw)
+
+
+def _render_state(example, tokenizer) -> tuple[str, list[int]]:
+    "Return the state of a pair as text and as token ids. Raises `_NotRendered` if a message or a tool is missing."
+    row = example.row()
+    text = _render(tokenizer, row["prompt"], row["tools"], add_generation_prompt=True)
+    for number, turn in enumerate(example.state.turns):
+        if not _shown(turn, text):
+            raise _NotRendered(f"the chat template drops the {turn.role} message at turn {number}")
+    for tool in row["tools"] or ():
+        if (name := tool.get("function", tool)["name"]) not in text:
+            raise _NotRendered(f"the chat template drops the tool {name}")
+    return text, _token_ids(tokenizer, text)
+
+
+def _lengths(example, tokenizer, state_text, state_ids) -> Lengths:
+    "Return a pair's numbers of tokens. Raises `_NotRendered` if an action changes the state before it or is not whole."
+    row, action_lengths = example.row(), []
+    for side, action in zip(("chosen", "rejected"), example.actions):
+        text = _render(tokenizer, row["prompt"] + row[side], row["tools"])
+        ids = _token_ids(tokenizer, text)
+        if not text.startswith(state_text) or ids[:len(state_ids)] != state_ids:
+            raise _NotRendered(f"the chat template renders the state differently before the {side} action")
+        if len(ids) == len(state_ids) or not _shown(action, text[len(state_text):]):
+            raise _NotRendered(f"the chat template drops part of the {side} action")
+        action_lengths.append(len(ids) - len(state_ids))
+    return Lengths(len(state_ids), *action_lengths)
 
 
 def drop_unrendered(
@@ -119,46 +179,20 @@ def drop_unrendered(
     tokenizer: "PreTrainedTokenizerBase",  # with a chat template
 ) -> Kept:
     "Drop pairs that the chat template cannot render completely; the others get their `lengths`."
-    def render(messages, tools, prompt=False):
+    measured, reasons, states = [], [], {}
+    for example in examples:
+        key, lengths, reason = example.state.key, None, None
         try:
-            return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
-        except Exception as problem:  # a template may raise anything
-            sentence = " ".join(str(problem).split()) or type(problem).__name__
-            raise _NotRendered(f"the chat template does not render it ({sentence.rstrip('.')})") from None
-
-    def encode(text):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _NotRendered("it holds half a surrogate pair, which has no tokens") from None
-        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-    measured, reasons, key = list(examples), [None] * len(examples), None
-    for i, example in enumerate(examples):
-        row, state = example.row(), example.state
-        try:
-            if state.key != key:  # pairs of a state are adjacent: it is rendered once
-                key, prompt = None, render(row["prompt"], row["tools"], prompt=True)
-                lost = [f"the {t.role} message at turn {n}" for n, t in enumerate(state.turns) if not _shown(t, prompt)]
-                lost += [f"the tool {name}" for t in row["tools"] or () if (name := t.get("function", t)["name"]) not in prompt]
-                if lost:
-                    raise _NotRendered(f"the chat template drops {lost[0]}")
-                key, ids = state.key, encode(prompt)
-            counts = []
-            for side, action in zip(("chosen", "rejected"), example.actions):
-                text = render(row["prompt"] + row[side], row["tools"])
-                whole = encode(text)
-                if not text.startswith(prompt) or whole[:len(ids)] != ids:
-                    raise _NotRendered(f"the chat template renders the state differently before the {side} action")
-                if len(whole) == len(ids) or not _shown(action, text[len(prompt):]):
-                    raise _NotRendered(f"the chat template drops part of the {side} action")
-                counts.append(len(whole) - len(ids))
-            measured[i] = replace(example, lengths=Lengths(len(ids), *counts))
+            if key not in states:  # pairs of one state are adjacent: only the last state is kept
+                states = {key: _render_state(example, tokenizer)}
+            lengths = _lengths(example, tokenizer, *states[key])
         except _NotRendered as problem:
-            reasons[i] = str(problem)
+            reason = str(problem)
+        measured.append(replace(example, lengths=lengths))
+        reasons.append(reason)
     return _sort_out("template", measured, reasons)
 
-
+# %% ../../nbs/replay/23_clean.ipynb #796fd4d3
 def drop_long(
     examples: Sequence[PreferenceExample],  # from `drop_unrendered`
     max_tokens: float,  # of a prompt and its longer action; at most `DPOConfig.max_length`, at which TRL truncates
@@ -179,18 +213,22 @@ def near_copies(
     if not 0 < threshold <= 1:
         raise ValueError(f"near={threshold} is no share; give more than 0, and at most 1.")
     sets = [set(s.tolist()) for s in sets]
-    often, holding, copies = Counter(e for s in sets for e in s), defaultdict(list), []
+    frequency = Counter(e for s in sets for e in s)
+    kept_with = defaultdict(list)  # rare element -> kept sets
+    copies = []
     for i, elements in enumerate(sets):
-        rare = sorted(elements, key=lambda e: (often[e], e))[:len(elements) - math.ceil(threshold * len(elements) - 1e-9) + 1]
+        least_shared = math.ceil(threshold * len(elements) - 1e-9)  # elements of a set and its copy
+        rare = sorted(elements, key=lambda e: (frequency[e], e))[:len(elements) - least_shared + 1]
         copied = None
-        for other in sorted({o for e in rare for o in holding[e]}):
-            both = len(elements & sets[other])
-            if (similar := both / (len(elements) + len(sets[other]) - both)) >= threshold:
-                copied = other, similar
+        for other in sorted({o for e in rare for o in kept_with[e]}):
+            shared = len(elements & sets[other])
+            if (similarity := shared / (len(elements) + len(sets[other]) - shared)) >= threshold:
+                copied = other, similarity
                 break
         copies.append(copied)
-        for element in () if copied else rare:
-            holding[element].append(i)
+        if not copied:
+            for element in rare:
+                kept_with[element].append(i)
     return copies
 
 # %% ../../nbs/replay/23_clean.ipynb #c772f00a
@@ -209,7 +247,7 @@ def drop_near_duplicates(
         longest = max(1, *map(len, parts))  # a state and actions without a word are one empty run each
         return np.unique(np.concatenate([
             shingle_hashes(part, min(WIDTH, len(part)) or 1) + np.uint64(number + len(parts) * again)  # no part's runs equal another's
-            for number, part in enumerate(parts) for again in range(-(-longest // max(1, len(part))))]))
+            for number, part in enumerate(parts) for again in range(math.ceil(longest / max(1, len(part))))]))
 
     copies = near_copies([runs_of(e) for e in examples], near)
     return _sort_out("near duplicate", examples, [c and f"{c[1]:.0%} the same as {examples[c[0]].name}" for c in copies])
@@ -255,9 +293,10 @@ def normalise_pairs(
     near: float = 0.9,  # as `drop_near_duplicates`
 ) -> tuple[list[PreferenceExample], NormaliseReport]:
     "Return the pairs for training, in order, and a report on the others. Raises as its steps."
-    kept, drops, most = list(examples), [], math.inf if max_tokens is None else max_tokens
-    for step, *given in ((drop_duplicates,), (drop_contradictions,), (drop_held_out, held_out), (drop_unrendered, tokenizer), (drop_long, most),
-                         (drop_near_duplicates, near)):
-        kept, dropped = step(kept, *given)
+    kept, drops = list(examples), []
+    limit = math.inf if max_tokens is None else max_tokens
+    for step, *settings in ((drop_duplicates,), (drop_contradictions,), (drop_held_out, held_out),
+                            (drop_unrendered, tokenizer), (drop_long, limit), (drop_near_duplicates, near)):
+        kept, dropped = step(kept, *settings)
         drops += dropped
     return kept, NormaliseReport(len(examples), tuple(drops), tuple(e.lengths for e in kept))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'DECLINED', 'STATUS_REASON', 'Detection', 'register_detector', 'detectors_for',
-           'first_opinion', 'shell_detection', 'observed', 'result_text', 'output_says_error', 'declined', 'flagged',
-           'status', 'payload', 'traceback', 'graded', 'unanswered']
+           'first_opinion', 'shell_detection', 'unanswered', 'graded', 'observed', 'result_text', 'output_says_error',
+           'declined', 'flagged', 'status', 'payload', 'traceback', 'complaint', 'last_words']
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #1b3fbde7
 import re
@@ -34,7 +34,7 @@ class Detection:
 
 CLEAN = Detection(None)
 Detector = Callable[[Trace, int], Detection | None]  # a trace and a position in `Trace.turns`
-DETECTORS: dict[str, list[Detector]] = {}
+DETECTORS: dict[str, list[Detector]] = {}  # by format, "*" for all; asked in this order
 
 
 def register_detector(
@@ -48,21 +48,14 @@ def register_detector(
     return detector
 
 
-def detectors_for(
-    format: str,
-    others: Sequence[Detector] = (),  # the last first
-) -> list[Detector]:
-    "Return the detectors for a format in the order in which they are asked: its own, these others, then those for all formats."
+def detectors_for(format: str, others: Sequence[Detector] = ()) -> list[Detector]:
+    "Return the detectors in the order asked: the format's own, the others from the last on, those for all."
     if format in plugin_names("format"):
         plugin("format", format)  # its detectors are a contribution's
     return [*DETECTORS.get(format, ()), *reversed(others), *DETECTORS.get("*", ())]
 
 
-def first_opinion(
-    trace: Trace,
-    position: int,  # in `Trace.turns`
-    detectors: Sequence[Detector],  # asked in this order
-) -> tuple[Detection | None, str]:
+def first_opinion(trace: Trace, position: int, detectors: Sequence[Detector]) -> tuple[Detection | None, str]:
     "Return the detection and the name of the first detector that decides; None and an empty name if none does."
     for detector in detectors:
         if (detection := detector(trace, position)) is not None:
@@ -80,6 +73,29 @@ def shell_detection(code: int, output: str, command: str = "") -> Detection:
     return Detection("tool_not_found" if code == 127 else shell_kind(output), output.strip() or f"exit status {code}, no output")
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #f1081f23
+def unanswered(trace: Trace, position: int) -> Detection | None:
+    "Detect a call that does not parse and has no result."
+    broken = next((c for c in trace.turns[position].tool_calls if not c.parsed), None)
+    if broken is None or any(turn == position and (call is broken or trace.turns[at].role != "tool")
+                             for at, (turn, call) in pair(trace).causes.items()):
+        return None
+    return Detection("json_decode", f"the arguments of {broken.name} do not parse: {broken.arguments[:200]}")
+
+
+def graded(trace: Trace, position: int) -> Detection | None:
+    "Detect an answer that a grader marked as wrong; its reason is in `Turn.fail_reason`."
+    turn, reason = trace.turns[position], trace.turns[position].fail_reason or ""
+    if turn.role != "assistant" or not turn.failed:
+        return None
+    return Detection("type_error" if reason.startswith(("type_error", "value_error")) else "runtime_error", reason)
+
+# %% ../../nbs/traces/08_error_detectors.ipynb #b23d8c71
+DECLINED = any_word("declined", r"\s*(?:<\w+>|\[|Error:|OBSERVATION:|\s)*(?:the )?", flags=re.I)
+STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a record that has the status beside the text
+_INTERRUPT_KEY = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")
+_DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
+
+
 def observed(trace: Trace, position: int) -> Turn | None:
     "Return the turn if it is an observation, else None."
     turn = trace.turns[position]
@@ -91,33 +107,22 @@ def result_text(trace: Trace, position: int) -> str:
     return unwrapped(trace.turns[position].content, command_of(trace, position))
 
 
-_DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
-
-
-def output_says_error(
-    trace: Trace,
-    position: int,  # of a result in `Trace.turns`
-    text: str,  # of the result, without its wrapper
-) -> bool:
-    "True if a result is an object that says that its tool failed, or has several lines and all are errors; False for the content of a file."
+def output_says_error(trace: Trace, position: int, text: str) -> bool:
+    "True if a result says that its tool failed, as an object or in each of several lines; False for file content."
     call, reads = answered_call(trace, position)[1], reads_only(trace, position)
     if reads and (command_of(trace, position) or call is None or _DATA_FILE.search(str(call.arguments))):
         return False
-    lines = [line for line in text.split("\n") if line.strip()]
-    if reads and any(str(o.get("status")).lower().startswith("fail") for o in objects(text)[:1]):
+    outermost = next(iter(objects(text)), {})
+    if reads and str(outermost.get("status")).lower().startswith("fail"):
         return False  # the state of what was looked up
-    return any(object_failed(o) for o in objects(text)[:1]) or not reads and len(lines) > 1 and all(map(says_error, lines))
-
-
-DECLINED = any_word("declined", r"\s*(?:<\w+>|\[|Error:|OBSERVATION:|\s)*(?:the )?", flags=re.I)
-_INTERRUPTS = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")  # a key that ends a running program: its status is that program's
-STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a record that has the status beside the text
+    lines = [line for line in text.split("\n") if line.strip()]
+    return bool(object_failed(outermost)) or (not reads and len(lines) > 1 and all(map(says_error, lines)))
 
 
 def declined(trace: Trace, position: int) -> Detection | None:
-    "Detect a call that a person declined, or a key that ends a running program, whose status is that program's: no failure."
-    turn = observed(trace, position)
-    return CLEAN if turn is not None and (DECLINED.match(turn.content[:300]) or _INTERRUPTS.fullmatch(command_of(trace, position).strip())) else None
+    "Return `CLEAN` for a call that a person declined, and for a key such as Ctrl-C, with the status of what it ended."
+    turn, key = observed(trace, position), _INTERRUPT_KEY.fullmatch(command_of(trace, position).strip())
+    return CLEAN if turn is not None and (key or DECLINED.match(turn.content[:300])) else None
 
 
 def flagged(trace: Trace, position: int) -> Detection | None:
@@ -126,36 +131,37 @@ def flagged(trace: Trace, position: int) -> Detection | None:
     if turn is None or turn.failed is None:
         return None
     shown, command = result_text(trace, position), command_of(trace, position)
-    code, text = exit_status(shown, command=command)
+    code, output = exit_status(shown, command=command)
     if not turn.failed:  # the tool ran; what it ran may have failed
-        return None if code or object_status(shown) or filtered(command) or output_says_error(trace, position, shown) else CLEAN
+        doubtful = code or object_status(shown) or filtered(command) or output_says_error(trace, position, shown)
+        return None if doubtful else CLEAN
     if code:
-        return shell_detection(code, text, command)
+        return shell_detection(code, output, command)
     if status := STATUS_REASON.fullmatch(turn.fail_reason or ""):
         return shell_detection(int(status[1]), shown, command)
-    text = shown or turn.fail_reason or "the tool failed and said nothing"
-    return Detection(turn.fail_reason if turn.fail_reason in ERROR_KINDS else kind_of(text), text)
+    message = shown or turn.fail_reason or "the tool failed and said nothing"
+    return Detection(turn.fail_reason if turn.fail_reason in ERROR_KINDS else kind_of(message), message)
 
 
 def status(trace: Trace, position: int) -> Detection | None:
     "Detect a failure from a command's exit status in an object, a head, a foot or a tag of its result."
     if observed(trace, position) is None:
         return None
-    text = result_text(trace, position)
-    if (code := object_status(text)) is not None:
-        output = exit_status(object_output(text))[1]
+    text, command = result_text(trace, position), command_of(trace, position)
+    code = object_status(text)
+    if code is None:
+        code, output = exit_status(text, foot=not reads_only(trace, position), command=command)
     else:
-        code, output = exit_status(text, foot=not reads_only(trace, position), command=command_of(trace, position))
-    command = command_of(trace, position)
-    return None if code in (None, -1) or code == 0 and filtered(command) else shell_detection(code, output, command)  # -1: still running
+        output = exit_status(object_output(text))[1]
+    unknown = code in (None, -1) or (code == 0 and filtered(command))  # -1: the command is still running
+    return None if unknown else shell_detection(code, output, command)
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #b0c6cfd6
 _HTTP_ERRORS = "|".join(re.escape(s.phrase) for s in HTTPStatus if s >= 400)
 _ERROR_PAGE = re.compile(rf"(?:[^\n]*\n){{0,5}}?[^\n]*?(?:^Title: |<title>)\s*(?:(?:HTTP |Error )+[45]\d\d|(?:HTTP |Error )*[45]\d\d[\s:–-]+(?:{_HTTP_ERRORS}))\b",
                         re.I | re.M)  # a page whose title is an HTTP status
-_ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
-_SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
-_LATEST = 60  # lines of an output in which a tally is looked for
+_ERROR_TAG = re.compile(  # around a whole result; the first three stand for an error even around the content of a file
+    r"\s*<(?:(?P<sure>tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)
 
 
 def payload(trace: Trace, position: int) -> Detection | None:
@@ -163,55 +169,49 @@ def payload(trace: Trace, position: int) -> Detection | None:
     turn = observed(trace, position)
     if turn is None:
         return None
-    text, tool = result_text(trace, position), tool_called(trace, position)
-    reads, tag = reads_only(trace, position), _ERROR_TAG.fullmatch(turn.content)
+    text, tool, reads = result_text(trace, position), tool_called(trace, position), reads_only(trace, position)
     first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not (reads and command_of(trace, position))
-    tagged = tag and (tag[1] or not reads)
+    tag = _ERROR_TAG.fullmatch(turn.content)
+    tagged = tag and (tag["sure"] or not reads)
     named = tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)
     if first_words or tagged or named:
         return Detection(kind_of(text), text)
-    candidates = objects(text)
-    if any(map(object_failed, candidates)):
-        message = error_message([o for o in candidates if o.get("error")] + candidates, text)
+    found = objects(text)
+    if any(map(object_failed, found)):
+        message = error_message([o for o in found if o.get("error")] + found, text)
         return Detection(kind_of(message), message)
-    return CLEAN if any(map(object_succeeded, candidates)) else None
+    return CLEAN if any(map(object_succeeded, found)) else None
+
+# %% ../../nbs/traces/08_error_detectors.ipynb #eef57156
+_RUNS_COMMANDS = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in a tool's name
+_TALLY_LINES = 60  # last lines of an output in which a tally is looked for
 
 
 def traceback(trace: Trace, position: int) -> Detection | None:
-    "Detect a Python traceback, a shell's error or a program's last words, in a result without other signs."
-    turn = observed(trace, position)
-    if turn is None:
+    "Detect a Python traceback after which no program ended normally."
+    text = result_text(trace, position) if observed(trace, position) and not reads_only(trace, position) else ""
+    return Detection(shell_kind(text), text) if raised(text) else None
+
+
+def complaint(trace: Trace, position: int) -> Detection | None:
+    "Detect a short result that is a shell's complaint, such as `ls: no: No such file or directory`."
+    text = result_text(trace, position) if observed(trace, position) else ""
+    if len(text) >= 400 or text.count("\n") >= 3 or not SHELL_COMPLAINT.match(text):
         return None
-    text, reads = result_text(trace, position), reads_only(trace, position)
-    if raised(text) and not reads:
-        return Detection(shell_kind(text), text)
-    if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
-        return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
-    command, lines = command_of(trace, position), [line for line in text.split("\n") if line.strip()] or [""]
-    if reads or not (command or _SHELL.search(tool_called(trace, position))) or turn.failed is not None and not filtered(command):
+    return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
+
+
+def last_words(trace: Trace, position: int) -> Detection | None:
+    "Detect a command whose output ends as a failed program's does, where no flag says how the command ended."
+    turn, command = observed(trace, position), command_of(trace, position)
+    ran = command or _RUNS_COMMANDS.search(tool_called(trace, position))
+    if turn is None or not ran or reads_only(trace, position) or (turn.failed is not None and not filtered(command)):
         return None
-    counted = any(map(tallied, lines[-_LATEST:])) and not any(map(ENDED_WELL.match, lines[-3:]))
-    broke = BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1])
-    return Detection("runtime_error", text) if counted or broke else None
+    text = result_text(trace, position)
+    lines = [line for line in text.split("\n") if line.strip()] or [""]
+    counts_failures = any(map(tallied, lines[-_TALLY_LINES:])) and not any(map(ENDED_WELL.match, lines[-3:]))
+    broke_off = BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1])
+    return Detection("runtime_error", text) if counts_failures or broke_off else None
 
 
-def graded(trace: Trace, position: int) -> Detection | None:
-    "Detect an answer that a grader marked as wrong; its reason is in `Turn.fail_reason`."
-    turn = trace.turns[position]
-    if turn.role != "assistant" or not turn.failed:
-        return None
-    reason = turn.fail_reason or ""
-    return Detection("type_error" if reason.startswith(("type_error", "value_error")) else "runtime_error", reason)
-
-
-def unanswered(trace: Trace, position: int) -> Detection | None:
-    "Detect a call that does not parse and has no result."
-    broken = next((c for c in trace.turns[position].tool_calls if not c.parsed), None)
-    if broken is None or any(turn == position and (call is broken or trace.turns[at].role != "tool")
-                             for at, (turn, call) in pair(trace).causes.items()):
-        return None
-    return Detection("json_decode", f"the arguments of {broken.name} do not parse: {broken.arguments[:200]}")
-
-
-for _detector in (traceback, payload, status, flagged, declined, graded, unanswered):
-    register_detector("*", _detector)
+DETECTORS["*"] = [unanswered, graded, declined, flagged, status, payload, traceback, complaint, last_words]

@@ -8,23 +8,26 @@ __all__ = ['without_reasoning', 'recorded_parts', 'bare_turns', 'trace_limit', '
 # %% ../../nbs/tree/16_recorded.ipynb #7c3aa4b8
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from transformers import PretrainedConfig
 
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource
+from ..core.pair import DPOPair
+from ..core.trace import Trace
 from .length_limit import LengthLimit
 from .positions import positions
 from .chat import ChatFormat, TemplateProblem
 from ..traces.error_sites import FindSites, find_error_sites
-from .build import Tree, build_tree
+from .build import Refusal, Tree, build_tree
 from .example import TraceExample, target_hints, target_turns
 from .text import AlignmentError, reasoning_note
 
 # %% ../../nbs/tree/16_recorded.ipynb #cc8b07fb
-def _wanted(example, config, source, find_sites):
-    "Return hints by turn, the example's own first, and pairs."
+def _hints_and_pairs(example, config, source, find_sites):
+    "Return the hints by turn, the example's own first, and the pairs that channels 2 and 3 learn from."
     trace = example.trace
     given = {t.turn: Hint(t.hint, t.layer) for t in example.turns} if source else {}
     targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed, find_sites).items()
@@ -33,18 +36,34 @@ def _wanted(example, config, source, find_sites):
     return hints, example.pairs if config.beta_replay else ()
 
 
-def _tree(trace, hints, pairs, chat, placement, max_tokens):
-    "Return the tree up to the last turn that is learnt from, or None, and why not."
-    try:
-        tree = build_tree(trace, chat, hints, pairs, placement, max_tokens=max_tokens)
-    except (AlignmentError, TemplateProblem) as problem:
-        return None, str(problem)
-    why = tree.refused[0].reason if tree.refused else "it has no error turn and no pair"
-    if not tree.branches:
-        return None, why
-    last = max(branch.turn for branch in tree.branches)  # no loss reads what follows that turn
-    spans = tuple(span for span in tree.spans if span.turn <= last)
-    return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans), ""
+@dataclass(frozen=True)
+class _Lessons:
+    "Hints and pairs at the turns of a trace, and how their tree is built."
+
+    trace: Trace
+    hints: Sequence[tuple[int, Hint | Refusal | None]]  # by turn
+    pairs: Sequence[DPOPair]
+    chat: ChatFormat
+    placement: str
+    max_tokens: int | None
+
+    def between(self, start: int, end: int) -> "_Lessons":
+        "Return those at the turns from `start` up to `end`, which is excluded, of the trace that ends there."
+        return replace(self, trace=replace(self.trace, turns=self.trace.turns[:end]),
+                       hints=[(turn, hint) for turn, hint in self.hints if start <= turn < end],
+                       pairs=[pair for pair in self.pairs if start <= pair.turn < end])
+
+    def tree(self) -> tuple[Tree | None, str]:
+        "Return the tree up to the last turn that is learnt from; None and the reason where nothing can be learnt."
+        try:
+            tree = build_tree(self.trace, self.chat, self.hints, self.pairs, self.placement, max_tokens=self.max_tokens)
+        except (AlignmentError, TemplateProblem) as problem:
+            return None, str(problem)
+        if not tree.branches:
+            return None, tree.refused[0].reason if tree.refused else "it has no error turn and no pair"
+        last = max(branch.turn for branch in tree.branches)  # no loss reads what follows that turn
+        spans = tuple(span for span in tree.spans if span.turn <= last)
+        return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans), ""
 
 # %% ../../nbs/tree/16_recorded.ipynb #e2c20473
 def without_reasoning(
@@ -69,10 +88,12 @@ def recorded_parts(
     Each ends with the last turn that is learnt from and has a branch for each hinted turn and each side of a pair.
     The example's own hints come first; the source is asked at other turns. Many templates drop a turn's reasoning at
     the next user message; in the tree of a beginning the turn is learnt with the reasoning that it was sampled with."""
-    trace, (hints, pairs) = example.trace, _wanted(example, config, source, find_sites)
+    trace, (hints, pairs) = example.trace, _hints_and_pairs(example, config, source, find_sites)
+    lessons = _Lessons(trace, hints, pairs, chat, config.hint_placement, limit and limit.tokens)
     questions = [i for i, turn in enumerate(trace.turns) if turn.role == "user"]
-    answers = [i + 1 for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
-    trees, why = _parts(trace, hints, pairs, (questions, answers), chat, config.hint_placement, limit and limit.tokens)
+    after_answers = [i + 1 for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
+    tree, why = lessons.tree()
+    trees = _with_reasoning(tree, lessons, [questions, after_answers]) if tree else []
     if limit and trees and not any(tree.refused for tree in trees):
         limit.within += len({branch.turn for tree in trees for branch in tree.branches})
     elif limit:
@@ -81,23 +102,29 @@ def recorded_parts(
     return trees, why
 
 
-def _parts(trace, hints, pairs, borders, chat, placement, max_tokens):
-    "Return one tree, or one for each border where those show more of the reasoning learnt from; then finer borders."
-    tree, why = _tree(trace, hints, pairs, chat, placement, max_tokens)
-    if tree is None or not borders or not without_reasoning(tree)[0]:
-        return [tree] if tree else [], why
-    parts, ends = [], sorted({0, *(i for i in borders[0] if i < len(trace.turns)), len(trace.turns)})
-    for start, end in zip(ends, ends[1:]):
-        within = ([(turn, hint) for turn, hint in hints if start <= turn < end],
-                  [pair for pair in pairs if start <= pair.turn < end])
-        if any(within):
-            beginning = replace(trace, turns=trace.turns[:end])
-            parts += _parts(beginning, *within, borders[1:], chat, placement, max_tokens)[0]
-    whole = {branch.turn for branch in tree.branches} <= {branch.turn for part in parts for branch in part.branches}
-    out = [sum(len(without_reasoning(one)[0]) for one in some) for some in ([tree], parts)]
-    return (parts if whole and out[1] < out[0] else [tree]), why
+def _with_reasoning(tree: Tree, lessons: _Lessons, borders: Sequence[Sequence[int]]) -> list[Tree]:
+    """Return the tree, or trees of beginnings of its trace if these show more of the reasoning that is learnt.
+
+    `borders` are the positions at which the trace is split, coarse ones first: each part learns at the turns between
+    two of them, and is split in turn at the finer ones."""
+    if not borders or not _bare_lessons([tree]):
+        return [tree]
+    coarse, *finer = borders
+    end, parts = len(lessons.trace.turns), []
+    for first, last in pairwise([0, *(at for at in coarse if 0 < at < end), end]):
+        of_part = lessons.between(first, last)
+        part = of_part.tree()[0] if of_part.hints or of_part.pairs else None
+        if part:
+            parts += _with_reasoning(part, of_part, finer)
+    learnt, kept = ({branch.turn for one in trees for branch in one.branches} for trees in ([tree], parts))
+    return parts if learnt <= kept and _bare_lessons(parts) < _bare_lessons([tree]) else [tree]
 
 
+def _bare_lessons(trees: Iterable[Tree]) -> int:
+    "Count the turns learnt from that lack their reasoning."
+    return sum(len(without_reasoning(tree)[0]) for tree in trees)
+
+# %% ../../nbs/tree/16_recorded.ipynb #ba7e1ef0
 def bare_turns(
     trees: Iterable[Tree],  # of recorded traces
 ) -> tuple[int, int]:
@@ -112,12 +139,11 @@ def _reasoning_left_out(trees):
     learnt, before = bare_turns(trees)
     if not learnt and not before:
         return None
-    earlier = f"{' and' if learnt else ''} {before} turns before those that are learnt from" if before else ""
-    return (f"The chat template leaves out the recorded reasoning "
-            f"of{f' {learnt} turns that are learnt from' if learnt else ''}{earlier}"
-            + ("; these are trained to act without it: take a tokenizer whose template shows reasoning to keep "
-               "it." if learnt else
-               ", as it does when the model is sampled."))
+    turns = [f"{learnt} turns that are learnt from"] if learnt else []
+    turns += [f"{before} turns before those that are learnt from"] if before else []
+    effect = ("; these are trained to act without it: take a tokenizer whose template shows reasoning to keep it"
+              if learnt else ", as it does when the model is sampled")
+    return f"The chat template leaves out the recorded reasoning of {' and '.join(turns)}{effect}."
 
 # %% ../../nbs/tree/16_recorded.ipynb #cc8b07fc
 def trace_limit(
@@ -149,8 +175,8 @@ def learnable_trees(
     if made and not trees:
         raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: "
                            f"{left[0][1].rstrip('.')})", "name traces with error turns or pairs")
-    wanted = sum(len(e.pairs) for e, _ in asked) if config.beta_replay else 0
-    if wanted and not any(b.kind == "chosen" for tree in trees for b in tree.branches):
-        raise InputProblem(f"none of the {wanted} recorded pairs can be learnt from",
+    given_pairs = sum(len(e.pairs) for e, _ in asked) if config.beta_replay else 0
+    if given_pairs and not any(b.kind == "chosen" for tree in trees for b in tree.branches):
+        raise InputProblem(f"none of the {given_pairs} recorded pairs can be learnt from",
                            "look at them with `composer-rl traces`, or set beta_replay to 0")
     return trees, left, " ".join(filter(None, (limit.left_out, _reasoning_left_out(trees)))) or None
