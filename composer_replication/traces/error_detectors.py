@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'DECLINED', 'STATUS_REASON', 'Detection', 'register_detector', 'detectors_for',
-           'first_opinion', 'shell_detection', 'observed', 'result_text', 'output_says_error', 'declined', 'flagged',
-           'status', 'payload', 'traceback', 'graded', 'unanswered']
+           'first_opinion', 'shell_detection', 'observed', 'result_text', 'shows_file', 'output_says_error', 'declined',
+           'flagged', 'status', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #1b3fbde7
 import re
@@ -16,9 +16,10 @@ from http import HTTPStatus
 
 from ..core.plugins import plugin, plugin_names
 from ..core.trace import ERROR_KINDS, Trace, Turn
-from .calls import ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair, reads_only, tool_called
-from .error_text import (BROKE_OFF, ENDED_WELL, GAVE_UP, OF_THE_SHELL, SHELL_COMPLAINT, any_word,
-                                                    kind_of, raised, says_error, shell_kind, tallied)
+from .calls import (ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair,
+                                               printed_status, reads_only, tool_called)
+from .error_text import (BROKE_OFF, ENDED_WELL, OF_THE_SHELL, SHELL_COMPLAINT, UNKNOWN_PROGRAM, any_word,
+                                                    complains, ended_badly, kind_of, raised, says_error, shell_kind, tallied)
 from .exit_status import exit_status
 from .result_objects import error_message, object_failed, object_output, object_status, object_succeeded, objects
 from .wrapper import unwrapped
@@ -72,6 +73,7 @@ def first_opinion(
 # %% ../../nbs/traces/08_error_detectors.ipynb #5fa6c61e
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
+    command = printed_status(command)[0]
     if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
         return CLEAN
     complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
@@ -92,6 +94,13 @@ def result_text(trace: Trace, position: int) -> str:
 
 
 _DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
+
+
+def shows_file(trace: Trace, position: int, text: str) -> bool:
+    "True if the result of a reading tool is what a file of data holds: it has several lines, and the first does not name the file."
+    call, (first, _, more) = answered_call(trace, position)[1], text.partition("\n")
+    given = list(call.arguments.values()) if call and call.parsed else []
+    return bool(more) and any(isinstance(path, str) and _DATA_FILE.search(path) and path not in first for path in given)
 
 
 def output_says_error(
@@ -156,6 +165,7 @@ _ERROR_PAGE = re.compile(rf"(?:[^\n]*\n){{0,5}}?[^\n]*?(?:^Title: |<title>)\s*(?
 _ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
 _SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
 _LATEST = 60  # lines of an output in which a tally is looked for
+_PART = re.compile(r"\s*\d+ (?:passed|failed|flaky|skipped)\b")
 
 
 def payload(trace: Trace, position: int) -> Detection | None:
@@ -165,7 +175,8 @@ def payload(trace: Trace, position: int) -> Detection | None:
         return None
     text, tool = result_text(trace, position), tool_called(trace, position)
     reads, tag = reads_only(trace, position), _ERROR_TAG.fullmatch(turn.content)
-    first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not (reads and command_of(trace, position))
+    shows = reads and (command_of(trace, position) or shows_file(trace, position, text))
+    first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not shows
     tagged = tag and (tag[1] or not reads)
     named = tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)
     if first_words or tagged or named:
@@ -185,14 +196,17 @@ def traceback(trace: Trace, position: int) -> Detection | None:
     text, reads = result_text(trace, position), reads_only(trace, position)
     if raised(text) and not reads:
         return Detection(shell_kind(text), text)
-    if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
-        return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
     command, lines = command_of(trace, position), [line for line in text.split("\n") if line.strip()] or [""]
+    short = len(text) < 400 and len(lines) < 4  # else the program went on
+    kind = "tool_not_found" if UNKNOWN_PROGRAM.search(text if short else lines[-1]) else "runtime_error"
+    if short and (SHELL_COMPLAINT.match(text) or complains(lines[0], command)):
+        return Detection(kind, text)
     if reads or not (command or _SHELL.search(tool_called(trace, position))) or turn.failed is not None and not filtered(command):
         return None
-    counted = any(map(tallied, lines[-_LATEST:])) and not any(map(ENDED_WELL.match, lines[-3:]))
-    broke = BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1])
-    return Detection("runtime_error", text) if counted or broke else None
+    parts = ", ".join(line.strip() for line in lines[-_LATEST:] if _PART.match(line))  # of a tally that has a line for each count
+    counted = any(map(tallied, lines[-_LATEST:])) and not any(map(ENDED_WELL.match, lines[-3:])) or " passed" in parts and tallied(parts)
+    broke = BROKE_OFF.match(text) or ended_badly(text, command)
+    return Detection(kind, text) if counted or broke else None
 
 
 def graded(trace: Trace, position: int) -> Detection | None:
