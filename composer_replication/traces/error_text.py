@@ -86,8 +86,9 @@ _FAILED = re.compile(r"(?!\[)(?:.*[a-z] )?failed(?:[.!]*$|\. )", re.I)  # a sent
 
 
 def says_error(text: str) -> bool:
-    "True if the first words of a result say that its tool failed; that something could not be done counts in a short result."
-    return bool(_SAYS_ERROR.match(text) or text.count("\n") < 3 and _UNABLE.match(text)) and _HEADING.match(text) is None
+    "True if the first words of a result say that its tool failed; that something could not be done counts where only lines that belong to it follow."
+    unable = _UNABLE.match(text) and all(not line or _BELONGS.match(line) for line in text.strip().split("\n")[1:])
+    return bool(_SAYS_ERROR.match(text) or unable) and _HEADING.match(text) is None
 
 
 def raised(text: str) -> bool:

@@ -55,7 +55,7 @@ def test_what_else_begins_with_a_name_is_no_complaint(command, line):
 @pytest.mark.parametrize("output", [
     "epoch 1\nepoch 2\nKilled", "one\ntwo\nSegmentation fault (core dumped)", "one\nthread 'main' panicked at src/main.rs:2:5:\nboom\nnote: run with `RUST_BACKTRACE=1`", "  % Total\n  0 0\ncurl: (6) Could not resolve host: x",
     "00:02 +2 -1: Some tests failed.", "Resolving dependencies...\nBecause x needs foo, version solving failed.", "x\n ELIFECYCLE  Test failed. See above for more details.", "INSERT 0 3\npsql:/tmp/x.sql:3: ERROR:  syntax error\nLINE 1: x\n        ^",
-    "Project name: x\n\nmeson.build:5:0: ERROR: Dependency \"foo\" not found\n\nA full log can be found at /w/log.txt", "Could not locate Gemfile", "Cannot connect to the Docker daemon at unix:///x. Is it running?",
+    "Project name: x\n\nmeson.build:5:0: ERROR: Dependency \"foo\" not found\n\nA full log can be found at /w/log.txt", "Could not locate Gemfile", "Cannot connect to the Docker daemon at unix:///x. Is it running?", "Cannot read properties of undefined (reading 'id')\n    at run (a.js:1:1)\n    at go (a.js:2:1)",
     "Running 4 tests\n\n  1 failed\n    a.spec.ts:3:1 › adds ───\n  3 passed (5.1s)", "╷\n│ Error: Reference to undeclared input variable\n│ \n│   on main.tf line 5\n╵", "one\ntwo\nthree\nfour\n./run.sh: line 9: protoc: command not found",
 ])  # fmt: skip
 def test_how_outputs_end_that_failed(output):
@@ -63,7 +63,7 @@ def test_how_outputs_end_that_failed(output):
 
 
 @pytest.mark.parametrize("output, command", [
-    ("[main 1a2b3c4] Fix error: no rule, tests failed\n 1 file changed", "git commit -am x"), ("Running 4 tests\n  1 flaky\n    a.spec.ts\n  3 passed (5.1s)", "npx playwright test"), ("Could not import plot\nTesting logic only\n3 of 3\nas it should", "python a.py"),
+    ("[main 1a2b3c4] Fix error: no rule, tests failed\n 1 file changed", "git commit -am x"), ("Running 4 tests\n  1 flaky\n    a.spec.ts\n  3 passed (5.1s)", "npx playwright test"), ("Could not import plot\nTesting logic only\n3 of 3\nas it should", "python a.py"), ("Could not find f\nUpdated g", "python a.py"),
     ("host1 : ok=4    changed=1    unreachable=0    failed=0    skipped=1", "ansible-playbook a.yml"), ("Passed!  - Failed:     0, Passed:     3, Skipped:     1, Total:     4", "dotnet test"), ("start\npanic: boom, recovered\nOK", "./run"),
     ("running 1 test\ntest fails - should panic ... ok\n\ntest result: ok. 1 passed; 0 failed", "cargo test"), ("http_errors_total 5\nerror: 0.02\njobs_failed 3", "curl -s localhost/metrics"), ("job 1 done\n2 failed", "./status"),
 ])  # fmt: skip
