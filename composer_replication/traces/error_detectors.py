@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'DECLINED', 'STATUS_REASON', 'Detection', 'register_detector', 'detectors_for',
-           'first_opinion', 'shell_detection', 'unanswered', 'graded', 'observed', 'result_text', 'output_says_error',
-           'declined', 'flagged', 'status', 'payload', 'traceback', 'complaint', 'last_words']
+           'first_opinion', 'shell_detection', 'unanswered', 'graded', 'observed', 'result_text', 'shows_file',
+           'output_says_error', 'declined', 'flagged', 'status', 'payload', 'traceback', 'complaint', 'last_words']
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #1b3fbde7
 import re
@@ -16,9 +16,10 @@ from http import HTTPStatus
 
 from ..core.plugins import plugin, plugin_names
 from ..core.trace import ERROR_KINDS, Trace, Turn
-from .calls import ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair, reads_only, tool_called
-from .error_text import (BROKE_OFF, ENDED_WELL, GAVE_UP, OF_THE_SHELL, SHELL_COMPLAINT, any_word,
-                                                    kind_of, raised, says_error, shell_kind, tallied)
+from .calls import (ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair,
+                                               printed_status, reads_only, tool_called)
+from .error_text import (BROKE_OFF, ENDED_WELL, OF_THE_SHELL, SHELL_COMPLAINT, UNKNOWN_PROGRAM, any_word,
+                                                    complains, ended_badly, kind_of, raised, says_error, shell_kind, tallied)
 from .exit_status import exit_status
 from .result_objects import error_message, object_failed, object_output, object_status, object_succeeded, objects
 from .wrapper import unwrapped
@@ -65,6 +66,7 @@ def first_opinion(trace: Trace, position: int, detectors: Sequence[Detector]) ->
 # %% ../../nbs/traces/08_error_detectors.ipynb #5fa6c61e
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
+    command = printed_status(command)[0]
     if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
         return CLEAN
     complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
@@ -105,6 +107,13 @@ def observed(trace: Trace, position: int) -> Turn | None:
 def result_text(trace: Trace, position: int) -> str:
     "Return the text of a result without its wrapper and the repeated command."
     return unwrapped(trace.turns[position].content, command_of(trace, position))
+
+
+def shows_file(trace: Trace, position: int, text: str) -> bool:
+    "True if the result of a reading tool is what a file of data holds: several lines, the first without the file's name."
+    call, (first, _, more) = answered_call(trace, position)[1], text.partition("\n")
+    given = list(call.arguments.values()) if call and call.parsed else []
+    return bool(more) and any(isinstance(path, str) and _DATA_FILE.search(path) and path not in first for path in given)
 
 
 def output_says_error(trace: Trace, position: int, text: str) -> bool:
@@ -170,7 +179,8 @@ def payload(trace: Trace, position: int) -> Detection | None:
     if turn is None:
         return None
     text, tool, reads = result_text(trace, position), tool_called(trace, position), reads_only(trace, position)
-    first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not (reads and command_of(trace, position))
+    shows = reads and (command_of(trace, position) or shows_file(trace, position, text))
+    first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not shows
     tag = _ERROR_TAG.fullmatch(turn.content)
     tagged = tag and (tag["sure"] or not reads)
     named = tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)
@@ -187,6 +197,20 @@ _RUNS_COMMANDS = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console
 _TALLY_LINES = 60  # last lines of an output in which a tally is looked for
 
 
+_COUNT = re.compile(r"\s*\d+ (?:passed|failed|flaky|skipped)\b")  # of a tally that has a line for each
+
+
+def _short(text: str) -> bool:
+    "True if the text is a message, after which the program did not go on."
+    return len(text) < 400 and sum(bool(line.strip()) for line in text.split("\n")) < 4
+
+
+def _failure(text: str) -> Detection:
+    "Tell an unknown program from other failures, by a short text or the last line of another."
+    unknown = UNKNOWN_PROGRAM.search(text if _short(text) else text.rstrip().rpartition("\n")[2])
+    return Detection("tool_not_found" if unknown else "runtime_error", text)
+
+
 def traceback(trace: Trace, position: int) -> Detection | None:
     "Detect a Python traceback after which no program ended normally."
     text = result_text(trace, position) if observed(trace, position) and not reads_only(trace, position) else ""
@@ -194,11 +218,11 @@ def traceback(trace: Trace, position: int) -> Detection | None:
 
 
 def complaint(trace: Trace, position: int) -> Detection | None:
-    "Detect a short result that is a shell's complaint, such as `ls: no: No such file or directory`."
+    "Detect a short result that is a complaint, of the shell or of a program that the command names."
     text = result_text(trace, position) if observed(trace, position) else ""
-    if len(text) >= 400 or text.count("\n") >= 3 or not SHELL_COMPLAINT.match(text):
-        return None
-    return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
+    first = text.lstrip().partition("\n")[0]
+    says_no = SHELL_COMPLAINT.match(text) or complains(first, command_of(trace, position))
+    return _failure(text) if says_no and _short(text) else None
 
 
 def last_words(trace: Trace, position: int) -> Detection | None:
@@ -209,9 +233,10 @@ def last_words(trace: Trace, position: int) -> Detection | None:
         return None
     text = result_text(trace, position)
     lines = [line for line in text.split("\n") if line.strip()] or [""]
-    counts_failures = any(map(tallied, lines[-_TALLY_LINES:])) and not any(map(ENDED_WELL.match, lines[-3:]))
-    broke_off = BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1])
-    return Detection("runtime_error", text) if counts_failures or broke_off else None
+    counts = ", ".join(line.strip() for line in lines[-_TALLY_LINES:] if _COUNT.match(line))
+    failed = any(map(tallied, lines[-_TALLY_LINES:])) and not any(map(ENDED_WELL.match, lines[-3:]))
+    failed = failed or (" passed" in counts and tallied(counts))
+    return _failure(text) if failed or BROKE_OFF.match(text) or ended_badly(text, command) else None
 
 
 DETECTORS["*"] = [unanswered, graded, declined, flagged, status, payload, traceback, complaint, last_words]

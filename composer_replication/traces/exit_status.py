@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, dropwhile
 from typing import NamedTuple
 
+from .calls import printed_status
 from .error_text import any_word
 from .wrapper import FEET, PROMPT, unwrapped
 
@@ -29,6 +30,7 @@ _FIELDS = {  # lines that tools write beside an exit status, an example of each:
     "---": r"[-=]{3,}"}
 _LOOKED_PAST = {  # other lines between which a status may stand, which stay in the output
     "[The command has no new output]": r"[\[(<{].*[\])>}]",
+    "Command executed, without success.": r"(?:the |your )?(?:command|process|script) [^\n]*\.",
     "Title: a page": r"[a-z][\w /.()-]{0,40}:(?:\s.*|)",
     "bash-5.1$": PROMPT}
 _HEADING = re.compile(  # such as `Output (last 9 lines):`
@@ -109,12 +111,8 @@ def _edge(lines: list[str], places: Iterable[int]) -> Iterator[tuple[int, _Statu
             return
 
 
-def exit_status(
-    text: str,  # of a result, from `unwrapped`
-    foot: bool = True,  # also accept a last line without brackets
-    command: str = "",  # that the result answers
-) -> tuple[int | None, str]:  # the status and the output; None and the whole text if there is no status
-    "Return the exit status in the head or the foot of a text."
+def _wrapped(text: str, foot: bool, command: str) -> tuple[int | None, str]:
+    "Return what a tool says of the status, and the output."
     lines = text.split("\n")
     own = lines[-1].lstrip().startswith("[") and _status(lines[-1]) is not None  # the tool's own word
     head = () if own else _edge(lines, range(min(len(lines), _EDGE)))
@@ -128,3 +126,16 @@ def exit_status(
         output = _output("\n".join(lines[:at]), code, below=False), _output(behind, code, below=True)
         return code, "\n".join(filter(None, output))
     return None, text
+
+
+def exit_status(
+    text: str,  # of a result, from `unwrapped`
+    foot: bool = True,  # also accept a last line without brackets
+    command: str = "",  # that the result answers
+) -> tuple[int | None, str]:  # the status and the output; None and the whole text if there is no status
+    "Return the exit status in the head or the foot of a text, or in the last line of the output where the command prints it there."
+    code, output = _wrapped(text, foot, command)
+    before, _, last = output.rstrip().rpartition("\n")
+    _, line = printed_status(command)
+    printed = line.fullmatch(last) if line and not code else None
+    return (int(printed[1]), before) if printed else (code, output)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from ..core.named import imported
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
-from .calls import READER, READS
+from .calls import READER, reads
 from .error_detectors import Detection, Detector
 from .siblings import action_key
 
@@ -80,7 +80,7 @@ def _reads(turn: Turn) -> bool:
     "True if a turn's calls only read or search."
     def only(call):
         command = call.arguments.get("command") if isinstance(call.arguments, dict) else None
-        return READS.fullmatch(command.strip()) is not None if isinstance(command, str) else READER.search(call.name) is not None
+        return reads(command) if isinstance(command, str) else READER.search(call.name) is not None
     return turn.role == "assistant" and bool(turn.tool_calls) and all(map(only, turn.tool_calls))
 
 

@@ -17,9 +17,11 @@ from .error_text import says_error
 # %% ../../nbs/traces/07_result_objects.ipynb #60f7bf16
 _WRAPPING = {"result", "output", "content", "response", "text", "type", "name", "tool", "tool_name", "id", "tool_call_id", "call_id"}
 _CODE_KEYS = ("exitcode", "returncode", "exitstatus", "rc")
+_SHELL_KEYS = ("code", "status", "exit")  # an exit status beside what a command printed
 _HTTP_KEYS = ("status", "statuscode", "httpstatus", "httpcode")
+_ERROR_KEYS = ("error", "errormessage", "errormsg")
 _NOTHING = ("", "none", "null", "nil", "false", "no", "0", "(none)", "n/a", "undefined")  # values of a key `error` that mean no error
-_MESSAGES = "error", "evalue", "message", "error_message", "detail", "stderr", "output", "stdout", "reason", "content"
+_MESSAGES = "error", "Error", "evalue", "message", "error_message", "errorMessage", "detail", "stderr", "output", "stdout", "reason", "content"
 _SAID = re.compile(  # in the name of a field
     r"output|stdout|stderr|error|message|traceback|(?:^|_)(?:msg|logs?|text|results?)(?:$|_)", re.I)
 
@@ -49,7 +51,8 @@ def _plain(key: Any) -> str:
 
 def object_status(text: str) -> int | None:
     "Return the exit status in an object of a result."
-    codes = [v for o in objects(text) for k, v in o.items() if _plain(k) in _CODE_KEYS and type(v) is int]
+    codes = [v for o in objects(text) for k, v in o.items()
+             if type(v) is int and (_plain(k) in _CODE_KEYS or _plain(k) in _SHELL_KEYS and "stdout" in o and "stderr" in o)]
     return next((c for c in codes if c), codes[0] if codes else None)
 
 
@@ -94,11 +97,18 @@ def _listed(value: Any, key: str) -> bool:
 
 def _http_error(o: dict) -> bool:
     codes = [v for k, v in o.items() if _plain(k) in _HTTP_KEYS or k == "code" and _explained(o, "message", "msg", "error", "detail")]
-    return any(type(v) is int and 400 <= v < 600 for v in codes)
+    return any(re.fullmatch("[45][0-9][0-9]", str(v)) for v in codes if type(v) in (int, str))
+
+
+def _error(o: dict) -> bool:
+    "True for an error under a key that means one, in any spelling."
+    given = [_word({key: value}, key) for key, value in o.items() if _plain(key) in _ERROR_KEYS]
+    return any(error and error not in _NOTHING for error in given)
 
 
 FAILED = (  # what each test is of, and whether an object says by it that its tool failed
-    ("error field", lambda o: bool(error := _word(o, "error")) and error not in _NOTHING),
+    ("error field", _error),
+    ("time-out", lambda o: True in (o.get("timed_out"), o.get("timedOut")) or _word(o, "type") == "timeout"),
     ("flag", lambda o: False in _flags(o) or True in (o.get("is_error"), o.get("isError"), o.get("failed"))),
     ("status word", lambda o: _word(o, "status") in ("error", "errored")),
     ("status word with a reason", lambda o: _word(o, "status") in ("failed", "failure", "fail") and _explained(o, "message", "reason", "detail")),

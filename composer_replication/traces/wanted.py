@@ -46,7 +46,7 @@ SAID, REPRODUCES, ASKS = (re.compile("|".join(row["mark"] for row in _TABLE[part
 SETUP = re.compile(_TABLE["setup"][0]["mark"])
 _OPPOSITE = re.compile(r"\b(?:not|never|no longer|nothing|none|cannot)\b|n't\b|\b(?:again|pass(?:es)?|works?|working|succeeds?|fixed|resolved|correctly|solution)\b"
                        r"|\b(?:the|my|our|your|this) (?:fix|changes?)\b(?<!without the fix)(?<!before the fix)", re.I)
-_AGAINST = re.compile(r"\b(?:without|before) (?:applying |making )?(?:the|my|our|this|these) (?:fix|changes?|patch)", re.I)
+_AGAINST = re.compile(r"\b(?:without|before) (?:applying |making )?(?:the|my|our|this|these) (?:fix|changes?|patch|work|edits?)", re.I)
 _CLASS = re.compile(r"\b(\w+(?:Error|Exception|Warning|Interrupt))\b")
 _COMMENT = re.compile(r"(?:^|\s)#+ ?([^\n]*)|\becho (?:-e )?[\"']([^\"'\n]*)[\"']")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s)[^.!?\n]*)*[.!?:]?")

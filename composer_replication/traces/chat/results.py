@@ -44,6 +44,7 @@ def result_content(content: Any) -> str:
     if isinstance(content, list) and content and not any(isinstance(b, dict) and ("text" in b or "type" in b) or isinstance(b, str) for b in content):
         return json_bytes(content).decode()
     if isinstance(content, list):
+        content = [b | {"type": "text", "text": b["logs"]} if isinstance(b, dict) and isinstance(b.get("logs"), str) else b for b in content]  # of a run of code
         content = [b if not isinstance(b, dict) or b.get("type", "text") in TEXTS or "text" not in b else b | {"type": "text"} for b in content]
     return text_of(content) if not isinstance(content, int | float) else json_bytes(content).decode()
 

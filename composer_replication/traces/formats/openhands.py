@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['RESULT_EVENTS', 'OF_THE_RUNTIME', 'SETTINGS', 'events_of', 'is_event', 'is_old_event', 'of_today', 'event_call',
-           'result_turn', 'event_turns', 'read_events']
+           'result_turn', 'event_turns', 'read_events', 'not_executed']
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #3040031b
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -15,6 +16,7 @@ from ..calls_in_text import object_call
 from ..chat.fields import as_text, text_of, tool_of
 from ..chat.results import flag_of
 from ..chat.turns import chat_turns
+from ..error_detectors import Detection, observed, register_detector
 from .base import reading, register_format
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #33d532e8
@@ -148,3 +150,10 @@ def read_events(
 
     for number, part in enumerate(parts, 1):
         yield from reading(partial(read, number, *part), "this list of events", lines[0][0] + 1)
+
+# %% ../../../nbs/traces/formats/17_openhands.ipynb #15d51c85
+@register_detector("openhands")
+def not_executed(trace: Trace, position: int) -> Detection | None:
+    "Detect a command that was not run because another one still runs in the terminal."
+    turn = observed(trace, position)
+    return Detection("runtime_error", turn.content) if turn and re.match(r"\[Your command .{1,2000}? is NOT executed\b", turn.content, re.S) else None
