@@ -40,13 +40,13 @@ def chat_template(
     name: str,  # one of `template_names`, or a file
 ) -> str:
     "Return the text of a chat template. Raises `InputProblem` if there is none."
+    from composer_replication.core.files import read_text  # here: the help of commands starts faster
     if name in template_names():
         return (resources.files("composer_replication") / "data" / "templates" / f"{name}.jinja").read_text()
-    try:
-        return Path(name).read_text()
-    except (OSError, UnicodeDecodeError):
+    if not Path(name).is_file():
         raise InputProblem(f"chat template {name!r} is neither a file nor a shipped template",
-                           f"name a file, or one of {', '.join(template_names())}") from None
+                           f"name a file, or one of {', '.join(template_names())}")
+    return read_text(name)
 
 # %% ../../nbs/recipes/00_models.ipynb #dd4d8b54
 EMBEDDED = "embedded"
@@ -62,6 +62,8 @@ def local_model(
     path = path.parent if path.name == "config.json" else path
     if (path / "config.json").is_file():
         return path
+    if path.is_file():
+        raise InputProblem(f"model {model!r} is a file", "name the folder that holds it and its config.json")
     if path.is_dir():
         raise InputProblem(f"the folder of model {model!r} has no config.json",
                            "name a folder that has one, or a hub id")
