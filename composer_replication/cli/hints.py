@@ -19,8 +19,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
-                      group, offer, one_line, only_with, out, plainly, print_tables, printable, say, threads_for, warn, working)
+from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
+                      group, offer, one_line, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
+                      working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
 from .traces import counted, nothing_found, site_row

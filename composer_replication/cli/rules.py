@@ -113,8 +113,8 @@ def with_rules(
 def own_lines(
     path: Path | None,  # of a file that rules are written into
 ) -> tuple[str, str]:  # its text with "\n", and how its lines end; of no file "" and "\n"
-    "Read what stands outside the rules. Raises `InputProblem` where that could not be written back as it is, or the markers are damaged."
-    from composer_replication.core.files import read_text
+    "Read what stands outside the rules. Raises `InputProblem` if it could not be written back as it is."
+    from composer_replication.recipes.models import read_text
     if path is None or not path.exists():
         return "", "\n"
     text, content = read_text(path), path.read_bytes()
@@ -122,7 +122,8 @@ def own_lines(
     for end in ("\n", "\r\n"):
         if text.replace("\n", end).encode() == content:
             return text, end
-    raise InputProblem("its lines end in two ways, or it is not plain UTF-8", "save it as UTF-8 without a byte order mark", str(path))
+    raise InputProblem("its lines end in two ways, or it is not plain UTF-8",
+                       "save it as UTF-8 without a byte order mark", str(path))
 
 # %% ../../nbs/cli/18_rules.ipynb #5e3d9a10
 def rule_alone(rules: Iterable[HabitRule]) -> Callable[[Any], str]:
@@ -183,8 +184,8 @@ def hints_rules(
     from composer_replication.core.files import write_file
     check_output(output)
     before, line_end = own_lines(output)
-    only_with("--keep-if-better", better, model=model, task=task, tasks=tasks, workspace=workspace, root=root, sites=sites, price=price,
-              key_env=key_env, budget_usd=budget_usd, unsafe_local=unsafe_local)
+    only_with("--keep-if-better", better, model=model, task=task, tasks=tasks, workspace=workspace, root=root,
+              sites=sites, price=price, key_env=key_env, budget_usd=budget_usd, unsafe_local=unsafe_local)
     if better:
         from composer_replication.experiments.statistics import interval_text
         from composer_replication.report.hint_scores import FEW

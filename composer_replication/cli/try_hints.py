@@ -19,8 +19,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
-                      emit, err, given, offer, only_with, out, plainly, print_tables, printable, say, threads_for, warn, working)
+from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
+                      emit, err, given, offer, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
+                      working)
 from .costs import habit
 from .eval import task_names
 from .hints import Hints, Sites, hint_layers, hints_app
@@ -196,7 +197,7 @@ def hints_try(
 
     `composer-rl hints try runs --task deletion --tasks larder --model my-model@http://127.0.0.1:8000/v1 --arms none,own --times 2`
     """
-    from composer_replication.core.files import read_text
+    from composer_replication.recipes.models import read_text
     from composer_replication.rollout.fork import arm_hints
     from composer_replication.sandbox.base import UNSAFE, sandbox_choice
     if to not in ("action", "end"):
@@ -213,7 +214,8 @@ def hints_try(
     kind, task = UNSAFE if unsafe_local else "auto", task or ("toy" if not files and workspace is None else None)
     world = world_of(task, tasks, workspace, root, kind)
     files, model = given(files, twice=True), model or "embedded"
-    only_with("--model MODEL@URL", "://" in model, price=price, key_env=key_env, ledger=ledger, budget_usd=budget_usd)
+    only_with("--model MODEL@URL", "://" in model, price=price, key_env=key_env, ledger=ledger,
+              budget_usd=budget_usd)
     only_with("--workspace", workspace, root=root)
     for path, option in ((pairs, "--pairs"), (episodes, "--episodes")):
         check_output(path, option)
