@@ -7,6 +7,7 @@ __all__ = ['ORDER', 'app', 'GROUPS', 'InOrderOfUse', 'main']
 
 # %% ../../nbs/cli/19_app.ipynb #94aeebe2
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -77,6 +78,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_show_vers
 # %% ../../nbs/cli/19_app.ipynb #0c00a5c9
 def main() -> None:
     "Run the command line."
+    sys.stdout.reconfigure(errors="replace")  # where a terminal or pipe is not UTF-8
     Console.on_broken_pipe = lambda console: closed()  # for every console, because Typer prints the help with its own
     if not err.is_terminal:
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries are shown only to people, too

@@ -196,6 +196,7 @@ def export(
     `composer-rl export out/toy --merge --out out/toy-plain`
     """
     from composer_replication.recipes.models import find_model
+    check_output(output, file=False)
     with working("loading PyTorch") as say_what:
         find_model(checkpoint)
         from composer_replication.recipes.export import export_checkpoint

@@ -19,8 +19,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
-                      group, offer, one_line, out, plainly, print_tables, printable, say, threads_for, warn, working)
+from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
+                      group, offer, one_line, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
+                      working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
 from .traces import counted, nothing_found, site_row
@@ -195,6 +196,7 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
     `composer-rl hints list runs --detectors long_explanation --judge http://127.0.0.1:8000/v1 --model my-judge`
     """
     counts, spent = Counter(), Counter()
+    only_with("--judge", judge, price=price, key_env=key_env)
     asked = asked_judge(judge, model, price, key_env, spent)
     reading = TraceInput(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors,
                          blame)

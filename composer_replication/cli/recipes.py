@@ -60,10 +60,11 @@ def recipes_show(
 
     `composer-rl recipes show toy`
     """
+    from composer_replication.recipes.models import read_text
     from composer_replication.recipes.recipe_file import find_recipe, read_recipe
     path = find_recipe(name)
     values = read_recipe(path)
-    emit({"name": path.stem, "settings": values}) if as_json else typer.echo(path.read_text(encoding="utf-8"), nl=False)
+    emit({"name": path.stem, "settings": values}) if as_json else typer.echo(read_text(path), nl=False)
 
 # %% ../../nbs/cli/10_recipes.ipynb #1ad143c7
 @recipes_app.command("new")

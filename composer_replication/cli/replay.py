@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from .console import (AsJson, Detectors, ExitCode, Files, Formats, Model, TraceInput, check_output, emit, err, given, offer, out, plainly, print_tables,
-                      printable, sentence, warn, working)
+                      only_with, printable, sentence, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/02_replay.ipynb #f0f9beb0
@@ -202,6 +202,7 @@ def pairs(
     from composer_replication.replay.examples import place_pairs, read_pairs, write_pairs
     from composer_replication.replay.pairs import free_pairs
     check_output(output)
+    only_with("--make", make, formats=formats, detectors=detectors)
     try:
         held = orjson.loads(held_out.read_bytes()) if held_out else {}
     except (OSError, orjson.JSONDecodeError) as error:

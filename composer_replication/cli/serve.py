@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, ChatTemplate, Host, Port, Seed, emit, group, plainly, say, working
+from .console import AsJson, ChatTemplate, Host, Port, Seed, check_output, emit, group, plainly, say, working
 from .eval import Checkpoint
 from ..core.deadline import WAKE_S
 from ..core.errors import InputProblem
@@ -83,6 +83,7 @@ def serve_model(
     `composer-rl serve model out/mine --record out/episodes --vllm http://127.0.0.1:8000`
     """
     from composer_replication.recipes.models import find_model
+    check_output(record, "--record", file=False)
     with working("loading PyTorch") as say_what:
         find_model(checkpoint)
         from composer_replication.core.serving import ServeProblem, server_key

@@ -19,8 +19,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
-                      emit, err, given, offer, out, plainly, print_tables, printable, say, threads_for, warn, working)
+from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
+                      emit, err, given, offer, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
+                      working)
 from .costs import habit
 from .eval import task_names
 from .hints import Hints, Sites, hint_layers, hints_app
@@ -57,15 +58,20 @@ def world_of(
         import composer_replication.envs.agent_tools
         from composer_replication.envs.shell import ShellEnv
         return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id, "trace": trace}
+    nothing = InputProblem("the file holds no task", "make some, or name another file", str(tasks))
     if task == "deletion":
         from composer_replication.envs.deletion.env import find_tasks
         from composer_replication.envs.deletion.task import read_tasks
         if tasks is None:
             raise InputProblem("task deletion needs its tasks", "name their file with --tasks, or a shipped repository such as larder")
         read = list(read_tasks(find_tasks(str(tasks))))
+        if not read:
+            raise nothing
         return lambda: load("deletion", tasks=read), lambda trace: {"task_id": trace.task_id}
     load(task).close()  # raises for an unknown name before anything is read
     rows = {} if tasks is None else {row["task_id"]: row for row in task_rows(tasks)}
+    if tasks and not rows:
+        raise nothing
     return lambda: load(task), lambda trace: rows.get(trace.task_id, {"task_id": trace.task_id})
 
 # %% ../../nbs/cli/17_try.ipynb #c91db78b
@@ -191,13 +197,16 @@ def hints_try(
 
     `composer-rl hints try runs --task deletion --tasks larder --model my-model@http://127.0.0.1:8000/v1 --arms none,own --times 2`
     """
+    from composer_replication.recipes.models import read_text
     from composer_replication.rollout.fork import arm_hints
     from composer_replication.sandbox.base import UNSAFE, sandbox_choice
     if to not in ("action", "end"):
         raise InputProblem(f"--to {to}: there is no such end", "use action or end")
     chosen = list(dict.fromkeys([arm.strip() for arm in arms.split(",") if arm.strip()] + ["rules"] * bool(rules)))
+    if not chosen:
+        raise InputProblem(f"--arms {arms!r} names no arm", "name some of none, own, other, filler, with commas")
     arm_hints([], chosen)  # raises for an unknown one before anything is read
-    said = rules.read_text(encoding="utf-8", errors="replace").strip() if rules and rules.is_file() else ""
+    said = read_text(rules).strip() if rules and rules.is_file() else ""
     if "rules" in chosen and not said:
         raise InputProblem("the arm rules needs a file with text", "name it with --rules, such as AGENTS.md", str(rules or "--arms"))
     if workspace and to == "end":
@@ -205,6 +214,9 @@ def hints_try(
     kind, task = UNSAFE if unsafe_local else "auto", task or ("toy" if not files and workspace is None else None)
     world = world_of(task, tasks, workspace, root, kind)
     files, model = given(files, twice=True), model or "embedded"
+    only_with("--model MODEL@URL", "://" in model, price=price, key_env=key_env, ledger=ledger,
+              budget_usd=budget_usd)
+    only_with("--workspace", workspace, root=root)
     for path, option in ((pairs, "--pairs"), (episodes, "--episodes")):
         check_output(path, option)
     check_output(output, file=False)

@@ -28,24 +28,25 @@ from .errors import InputProblem
 def replacing(
     path: str | Path,  # of the file or folder to write; its parent folder is created if missing
 ) -> Iterator[Path]:  # write here: a hidden path in the same folder
-    "Yield a temporary path that replaces `path` when the block ends, and is removed if the block raises."
-    path = Path(path)
+    "Yield a temporary path that replaces `path` when the block ends. Raises `InputProblem` for a device or a pipe."
+    if (path := Path(os.path.realpath(path))).exists() and not (path.is_file() or path.is_dir()):
+        raise InputProblem("this is a device or a pipe", "name a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f"{secrets.token_hex(4)}.{os.getpid()}"  # threads may write the same path
-    partial = path.with_name(f".{path.name}.{own}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.partial")  # threads may write one path
     try:
         yield partial
+        _ = path.is_file() and shutil.copymode(path, partial)
         os.replace(partial, path)
     finally:
         if partial.is_dir():
             shutil.rmtree(partial)
         partial.unlink(missing_ok=True)
 
-# %% ../../nbs/core/01_files.ipynb #200e4a46
+# %% ../../nbs/core/01_files.ipynb #68a3ec56
 def write_file(path: str | Path, content: str | bytes) -> Path:
-    "Write one file, whole or not at all. Raises `OSError` if writing fails."
+    "Write one file, whole or not at all; half a surrogate pair becomes `?`. Raises `OSError` if writing fails."
     with replacing(path) as partial:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     return Path(path)
 
 
@@ -110,7 +111,7 @@ def read_jsonl(
         try:
             for number, line in enumerate(lines, 1):
                 where = f"{path}, line {number}"
-                if not line.strip():
+                if not (line := line.removeprefix(b"\xef\xbb\xbf")).strip():  # a byte order mark
                     continue
                 if not isinstance(row := json_value(line), dict):
                     raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line", where)
@@ -126,8 +127,7 @@ def write_jsonl(
     rows: Iterable[dict | bytes],  # objects, or lines already encoded as JSON
 ) -> int:  # how many were written
     "Write one object a line, whole or not at all; if `rows` raises, the old file stays."
-    count = 0
-    name = Path(path).name
+    count, name = 0, Path(path).name
     with replacing(path) as partial:
         raw = open(partial, "wb")
         with raw, (gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if name.endswith(".gz") else raw) as out:

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from ..core.errors import InputProblem
+from .models import read_text
 
 # %% ../../nbs/recipes/05_recipe_file.ipynb #d425dafe
 class RecipeProblem(InputProblem):
@@ -70,8 +71,10 @@ def read_recipe(
 ) -> dict:
     "Read a recipe as key -> value, unchecked. Raises `RecipeProblem` if the file is not a mapping."
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or a date such as 2024-13-01
+        values = yaml.load(read_text(path), RecipeLoader)
+    except RecursionError:
+        raise RecipeProblem("it is nested too deeply", "a recipe is lines of `key: value`", str(path)) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no text, or a date such as 2024-13-01
         raise RecipeProblem(f"{path} cannot be read as YAML ({' '.join(str(error).split())})", "mend it") from None
     if not isinstance(values, dict):
         raise RecipeProblem(f"{path} holds no mapping", "a recipe is lines of `key: value`")

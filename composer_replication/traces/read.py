@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..core.files import valid_text
 from ..core.trace import Trace, TraceProblem
 from .calls import pair
 from .chat.messages import ROLES, role_of
@@ -221,11 +222,11 @@ SUFFIXES = ".json", ".jsonl", ".traj", ".eval", ".parquet"  # of trace files, ea
 
 
 def stem(path: Path) -> str:
-    "Return the file's name without `.gz` and an ending of `SUFFIXES`."
+    "Return the file's name without `.gz` and an ending of `SUFFIXES`, as text that every encoding carries."
     name = path.name
     for end in (".gz", *SUFFIXES):
         name = name.removesuffix(end)
-    return name or path.name
+    return valid_text(name or path.name)
 
 
 def trace_files(folder: Path) -> list[Path]:

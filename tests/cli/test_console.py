@@ -1,4 +1,6 @@
 """All commands: help with examples that parse, `--json`, exit codes, completion, and output that suits a pipe."""
+import gzip
+import inspect
 import json
 import math
 import os
@@ -7,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import typing
 from collections import Counter
 from pathlib import Path
 
@@ -148,6 +151,42 @@ def test_a_wrong_option_is_wrong_usage(name):
     assert done.exit_code == ExitCode.MISUSED and not done.stdout and "No such option" in done.stderr
 
 
+def numbers(kind):
+    "Every option of such a number: the command's name, and the option."
+    for name, command in LEAVES.items():
+        hints = typing.get_type_hints(inspect.unwrap(command.callback))
+        yield from ((name, option.opts[0]) for option in command.params if option.param_type_name == "option"
+                    and kind in (hints.get(option.name), *typing.get_args(hints.get(option.name))))
+
+
+@pytest.mark.parametrize("name, option", numbers(float))
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_none_is_wrong_usage(name, option, value):
+    if (name, option, value) == ("composer-rl tasks make", "--minutes", "inf"):
+        pytest.skip("the default: no limit")
+    done = CliRunner().invoke(app, [*shlex.split(examples(LEAVES[name].help)[0])[1:], option, value])
+    assert done.exit_code == ExitCode.MISUSED and option in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("name, option", [(name, option) for name, option in numbers(int) if option == "--seed"])
+@pytest.mark.parametrize("value", ["-1", str(2**32), str(10**30), "nan", ""])
+def test_a_seed_that_no_generator_takes_is_wrong_usage(name, option, value):
+    done = CliRunner().invoke(app, [*shlex.split(examples(LEAVES[name].help)[0])[1:], option, value])
+    assert done.exit_code == ExitCode.MISUSED and option in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("words, served", [
+    ("hints list --key-env KEY", "--judge"), ("hints list --price m=1,1", "--judge"),
+    ("hints rules --model m", "--keep-if-better"), ("hints rules --budget-usd 0", "--keep-if-better"),
+    ("hints rules --unsafe-local", "--keep-if-better"), ("hints try --budget-usd 1", "--model MODEL@URL"),
+    ("hints try --root /testbed", "--workspace"), ("pairs file --out x --detectors repeated_call", "--make")])
+def test_an_option_that_would_change_nothing_is_refused(words, served, call):
+    done = call(*words.split())
+    assert done.exit_code == ExitCode.FAILED and not done.stdout
+    option = next(word for word in words.split()[2:] if word.startswith("--") and word != "--out")
+    assert f"error: {option} changes nothing without {served}; give both, or leave it out." in done.stderr
+
+
 @pytest.mark.parametrize("name", MISSING)
 def test_a_missing_file_is_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -167,27 +206,92 @@ def test_a_package_that_is_not_there_leaves_no_empty_table(words, tmp_path, monk
     assert not done.stdout if not words else json.loads(done.stdout)["problem"]
 
 
-@pytest.mark.parametrize("name", sorted({*MISSING} - {"composer-rl tasks make", "composer-rl train"}))
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe{"])
+BAD_FILES = {"folder": None, "empty": b"", "no JSON": b"\xff\xfe{", "nested": b"[" * 100_000 + b"]" * 100_000,
+             "lines of a binary": b"\x00\xff\n" * 3000}
+
+
+@pytest.mark.parametrize("name", sorted({*MISSING} - {"composer-rl tasks make"}))
+@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
 def test_a_folder_an_empty_file_and_no_json_are_one_sentence(name, content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("nowhere").mkdir() if content is None else Path("nowhere").write_bytes(content)
+    [file] = [Path(word) for word in MISSING[name] if "nowhere" in word]
+    file.mkdir() if content is None else file.write_bytes(content)
     done = CliRunner().invoke(app, words_of(name, MISSING[name]))
     assert done.exit_code == ExitCode.FAILED and isinstance(done.exception, SystemExit), done.exception
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr and not done.stdout
+    assert str(file.name) in done.stderr and len(done.stderr.splitlines()) < 8
 
 
-@pytest.mark.parametrize("name, more", [
-    ("composer-rl ladder", ["--out", "file/below"]),
-    ("composer-rl explore", ["--out", "."]),
-    ("composer-rl pairs", ["file", "--out", "file/below"]), ("composer-rl tasks make", ["x", "--out", "file/below"]),
-    ("composer-rl tasks from-rows", ["file", "--mirrors", ".", "--out", "file/below"]),
-    ("composer-rl tasks validate", ["TASKS", "--out", "file/below"]), ("composer-rl pairs", ["file", "--out", "."])])
-def test_what_cannot_be_written_is_found_out_first(name, more, tmp_path, monkeypatch):
+REPLAY = "replay --gate everyone --price m=1,1 --teachers m@http://127.0.0.1:1/v1"  # where nobody answers
+OUTPUTS = {  # what writes a file, and what writes a folder: the words before the place; the option stands last
+    "file": ["explore --out", "hints rules --out", "hints try --pairs", "hints try --to end --episodes", "pairs file --out",
+             "tasks make x --out", "tasks from-rows file --mirrors . --out", "tasks validate TASKS --out",
+             f"{REPLAY} --pairs", f"{REPLAY} --report"],
+    "folder": ["hints score --out", "hints try --out", "hints rules --keep-if-better --model embedded --branches",
+               "hints write --out", "hints train file --out", "eval embedded --task toy --out", "export embedded --out",
+               "ladder --out", "demo --out", "dataset traces --licence other --out",
+               "dataset pairs file --licence other --out", "serve model embedded --record"]}
+PLACES = {"below a file": "file/below/it", "nothing can be made there": "/proc/nowhere/below",
+          "a link to where nothing can be made": "dangling", "a device": "device", "a folder": "."}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("kind, words", [(kind, words) for kind in OUTPUTS for words in OUTPUTS[kind]])
+def test_what_cannot_be_written_is_found_out_first(kind, words, place, tmp_path, monkeypatch):
+    if kind == "folder" and place == ".":
+        pytest.skip("a folder is what it writes")
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    done = CliRunner().invoke(app, words_of(name, more))
-    assert done.exit_code == ExitCode.FAILED and "--out" in done.stderr and done.stderr.count("error: ") == 1 and not done.stdout
+    Path("device").symlink_to(os.devnull)
+    Path("dangling").symlink_to("/proc/nowhere/below")
+    done = CliRunner().invoke(app, [*words_of("composer-rl", words.split()), place])
+    assert done.exit_code == ExitCode.FAILED and done.stderr.count("error: ") == 1 and not done.stdout
+    assert words.split()[-1] in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "device", "file"] and Path("device").is_symlink()
+
+
+@pytest.mark.parametrize("words", [words for kind in OUTPUTS.values() for words in kind if " file " not in words])
+def test_a_working_directory_that_is_gone_is_said(words, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = CliRunner().invoke(app, [*words_of("composer-rl", words.split()), "out"])
+    assert done.exit_code == ExitCode.FAILED and not done.stdout
+    assert done.stderr.splitlines()[-1] == "error: the working directory is no longer there; change into another one."
+
+
+def test_links_in_a_circle_are_one_sentence(call, tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for words in (f"{REPLAY} --ledger a", "traces show a", "tasks show a", "explore --out a/page.html"):
+        done = call(*words.split())
+        assert done.exit_code == ExitCode.FAILED and isinstance(done.exception, SystemExit), done.exception
+        assert done.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize("words", ["traces show", "hints list --first 1", "hints rules", "explore --out page.html",
+                                   "dataset traces --licence other --out d", "pairs --make recovery --out p.jsonl",
+                                   "hints list --json"])
+def test_a_file_name_that_is_not_utf_8_is_a_name(words, call, tmp_path):
+    from composer_replication.envs.toy.traces import toy_path
+    name = os.fsdecode(b"n\xff\xc3\xa9[b].jsonl.gz")
+    (tmp_path / name).write_bytes(toy_path().read_bytes())
+    done = call(*words.split(), name)
+    assert done.exit_code == 0 and "error" not in done.stderr.splitlines(), (done.stderr, done.exception)
+
+
+@pytest.mark.parametrize("words", ["hints list --first 3", "traces errors --json"])
+def test_an_output_that_is_not_utf_8_loses_letters_and_no_lines(words, call, tmp_path):
+    from composer_replication.envs.toy.traces import toy_path
+    (tmp_path / "é.jsonl").write_bytes(gzip.decompress(toy_path().read_bytes()).replace(b"Error: ", "Error — é: ".encode()))
+    whole = call(*words.split(), "é.jsonl").stdout
+    done = subprocess.run([COMMAND, *words.split(), "é.jsonl"], capture_output=True, cwd=tmp_path, timeout=600,
+                          env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and done.stdout.isascii() and b"Traceback" not in done.stderr
+    if "--json" in words:
+        assert [json.loads(line) for line in done.stdout.splitlines()] == [json.loads(line) for line in whole.splitlines()]
+    else:
+        assert len(done.stdout.splitlines()) == len(whole.splitlines())
 
 
 def test_problems_are_told_as_they_come_once_a_trace_was_read(tmp_path):
@@ -253,7 +357,7 @@ def test_a_pipe_gets_whole_lines_without_escape_codes(tmp_path):
 def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
     rows = [json.loads(row) for row in ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines()]
     longest = max((row["hint"] or "" for row in rows), key=len)
-    for columns, width in ((None, 100), ("72", 72), ("wide", 100)):
+    for columns, width in ((None, 100), ("72", 72), ("wide", 100), ("0", 100)):
         table = ran("composer-rl hints list", "--first", "1000", cwd=tmp_path, **({"COLUMNS": columns} if columns else {})).stdout
         table = table[table.index("┏"):table.index("┃ turns")]  # the summary by hint cuts them
         assert max(len(line) for line in table.splitlines()[:-2]) == width < len(longest)  # the last two are no table

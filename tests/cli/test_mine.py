@@ -218,3 +218,26 @@ def test_nothing_that_recurs_leaves_the_file_alone(call, tmp_path):
     (tmp_path / "AGENTS.md").write_text("# Mine\n")
     assert call("hints", "rules", "--least", 10_000, "--out", "AGENTS.md").exit_code == 0
     assert (tmp_path / "AGENTS.md").read_text() == "# Mine\n"
+
+
+def test_rules_leave_links_line_ends_and_permissions_as_they_are(call):
+    "`CLAUDE.md` is often a link to `AGENTS.md`; git on Windows writes lines that end in CRLF."
+    around = b"# Mine\r\nBe good.\r\n"
+    Path("AGENTS.md").write_bytes(around)
+    Path("AGENTS.md").chmod(0o640)
+    Path("CLAUDE.md").symlink_to("AGENTS.md")
+    for _ in range(2):
+        assert call("hints", "rules", "--out", "CLAUDE.md").exit_code == 0
+        written = Path("AGENTS.md").read_bytes()
+        assert written.startswith(around + b"\r\n" + BEGIN.encode()) and written.count(b"\r\n") == written.count(b"\n")
+    assert "unchanged" in call("hints", "rules", "--out", "CLAUDE.md").stderr
+    assert Path("CLAUDE.md").is_symlink() and Path("AGENTS.md").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("content", [b"a\r\nb\n", b"\xef\xbb\xbfa\n", "a\n".encode("utf-16"), b"\x89PNG\x00",
+                                     f"{BEGIN}\n".encode()])
+def test_a_file_that_rules_could_not_be_put_into_is_left_alone_before_anything_is_played(content, call, monkeypatch):
+    monkeypatch.setattr("composer_replication.cli.rules.tried", lambda *_: pytest.fail("played"))
+    Path("AGENTS.md").write_bytes(content)
+    done = call("hints", "rules", "--keep-if-better", "--model", "embedded", "--out", "AGENTS.md")
+    assert done.exit_code == 1 and done.stderr.startswith("error: AGENTS.md: ") and Path("AGENTS.md").read_bytes() == content

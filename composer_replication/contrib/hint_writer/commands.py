@@ -101,7 +101,10 @@ def hints_train(
         disable_progress_bars()
         from composer_replication.contrib.hint_writer import candidates as writing
         from composer_replication.recipes.checkpoint import load_checkpoint
-        rows, checkpoint = writing.training_rows(row for _, row in read_jsonl(file)), load_checkpoint(writer or EMBEDDED)
+        rows = [row for _, row in read_jsonl(file)]
+        if not rows:
+            raise InputProblem("the file holds no candidates", "name what `composer-rl hints write` wrote", str(file))
+        rows, checkpoint = writing.training_rows(rows), load_checkpoint(writer or EMBEDDED)
         say_what(f"training on {len(rows)} hints")
         with threads_for(checkpoint.name):
             done = writing.train_writer(checkpoint, rows, output, epochs, learning_rate, seed)

@@ -91,8 +91,9 @@ def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
 
 def _limited_job(recipe_name, on, settings, env, hours, budget, price, dry, **of_job):
     "Read the recipe and return its job; warn about files that will be missing there, and GPUs that are missing here."
-    from composer_replication.recipes.recipe_file import find_recipe
     from composer_replication.contrib.launch.job import limit_of
+    from composer_replication.recipes.models import read_text
+    from composer_replication.recipes.recipe_file import find_recipe
     limit, chosen, file = limit_of(hours, budget, price), parse_settings(settings), find_recipe(recipe_name)
     if dry:
         recipe = _as_read(file, chosen)
@@ -103,7 +104,7 @@ def _limited_job(recipe_name, on, settings, env, hours, budget, price, dry, **of
     if on == "local" and of_job["gpus"] > max(1, here := len(list(Path("/dev").glob("nvidia[0-9]*")))):
         warn(f"--gpus {of_job['gpus']} does nothing here: this machine shows {here} GPUs, and so many processes would "
              "share what there is")
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file)
     check_no_secret(recipe.named, "\n".join([text, *(settings or [])]), env)
     job = make_job(recipe, text, chosen, on, limit=limit, env=tuple(env), **of_job)
     if on not in ("local", "slurm"):

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from ...cli.console import AsJson, Host, Port, UnsafeLocal, plainly, warn, working
+from ...cli.console import AsJson, Host, Port, UnsafeLocal, plainly, working
 from ...cli.serve import serve_until_signal
+from ...cli.tasks import warn_of_lines
 
 # %% ../../../nbs/contrib/openenv/01_commands.ipynb #a4abef6f
 @plainly
@@ -57,8 +58,7 @@ def serve_tasks(
                     problems.append(str(problem))
                     sound[task.base_commit] = False
             kept += [task] * sound[task.base_commit]
-    for problem in problems:
-        warn(problem)
+    warn_of_lines(problems, tasks)
     if not kept:
         raise ServerProblem(f"{tasks} holds no task that can be served; make some with composer-rl tasks make.")
     app = make_app(lambda: FeatureDeletionEnv(kept, kind=sandbox), sessions)

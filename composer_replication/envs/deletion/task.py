@@ -306,7 +306,7 @@ def read_tasks(
             task = task_from_row(row)
             if tasks.setdefault(task.task_id, task) is not task:
                 raise TaskProblem(f"task {task.task_id} is there twice: keep one")
-        except ValueError as error:  # a `TaskProblem` too
+        except (ValueError, RecursionError) as error:  # a `TaskProblem` too; nested too deeply
             what = error if isinstance(error, TaskProblem) else "this is no JSON: was the file cut?"
             sentence = f"{path.name}, line {number}: {what}"
             if problems is None:
