@@ -19,9 +19,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
-                      group, offer, one_line, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
-                      working)
+from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model,
+                                              TraceInput, Seed, Strict, Tools)
+from .console import (check_output, emit, fail, given, group, offer, one_line, only_with, out,
+                                              plainly, print_tables, printable, say, threads_for, warn, working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
 from .traces import counted, nothing_found, site_row

@@ -19,9 +19,10 @@ from typing import Annotated, Any
 
 import typer
 
-from composer_replication.cli.console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
-                      emit, err, given, offer, only_with, out, plainly, print_tables, printable, say, threads_for, warn,
-                      working)
+from .console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats,
+                                              TraceInput, Seed, Strict, Tools, UnsafeLocal)
+from .console import (check_output, emit, err, given, offer, only_with, out, plainly,
+                                              print_tables, printable, say, threads_for, warn, working)
 from .costs import habit
 from .eval import task_names
 from .hints import Hints, Sites, hint_layers, hints_app

@@ -35,11 +35,11 @@ def replacing(
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.partial")  # threads may write one path
     try:
         yield partial
-        _ = path.is_file() and shutil.copymode(path, partial)
+        if path.is_file():
+            shutil.copymode(path, partial)
         os.replace(partial, path)
     finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)  # of a folder
         partial.unlink(missing_ok=True)
 
 # %% ../../nbs/core/01_files.ipynb #68a3ec56

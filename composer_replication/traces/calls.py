@@ -111,7 +111,7 @@ _PRINTS_STATUS = re.compile(r"[;\n][ \t]*(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*([^
 
 
 def parts_of(command: str) -> list[str]:
-    "Return the parts of a command between `;`, `|`, `&` and line ends, each a program with its arguments, without quoted texts."
+    "Return a command's parts between `;`, `|`, `&` and line ends, each a program with its arguments; without quoted texts."
     plain = re.sub(r"\d*>&\d?|&>", ">", _QUOTED.sub("_", command))
     return [part for part in re.split(r"[;|&\n]", plain) if part.strip()]
 
@@ -125,18 +125,18 @@ def last_program(command: str) -> str:
 def programs(command: str) -> set[str]:
     "Return the names of a command's programs, and of the scripts and modules that they run."
     found = [word for part in parts_of(command) if (word := _PROGRAM.match(part))]
-    run = [word[1] for word in found] + [script[1] for word in found if (script := _SCRIPT.match(word.string, word.start(1)))]
-    return {name.rpartition("/")[2] for name in run}
+    scripts = [_SCRIPT.match(word.string, word.start(1)) for word in found]
+    return {named[1].rpartition("/")[2] for named in (*found, *filter(None, scripts))}
 
 
 def printed_status(
     command: str,
-) -> tuple[str, re.Pattern | None]:  # the command without its last part, and what that part prints, the status as a group
+) -> tuple[str, re.Pattern | None]:  # the command without its last part; what that part prints, a group for the status
     'Split a command that prints its own status at its end, such as `make; echo "status $?"`.'
     if not (last := _PRINTS_STATUS.search(command)):
         return command, None
-    before, after = re.split(r"\$(?:\?|\{PIPESTATUS\[0\]\})", last[1].strip().strip("\"'").replace("\\n", ""), maxsplit=1)
-    return command[:last.start()], re.compile(rf"\s*{re.escape(before.strip())}\s*(\d+)\s*{re.escape(after.strip())}\s*")
+    printed = re.split(r"\$(?:\?|\{PIPESTATUS\[0\]\})", last[1].strip().strip("\"'").replace("\\n", ""), maxsplit=1)
+    return command[:last.start()], re.compile(r"\s*{}\s*(\d+)\s*{}\s*".format(*(re.escape(of.strip()) for of in printed)))
 
 
 _FILTERED = re.compile(r"\|\s*(?:head|tail|[ef]?grep|rg|sed|awk|cut|sort|uniq|wc|tee|cat|tr|column|less|more|Select-\w+|Out-\w+)\b[^|;&\n]*$")
@@ -144,7 +144,8 @@ _FILTERED = re.compile(r"\|\s*(?:head|tail|[ef]?grep|rg|sed|awk|cut|sort|uniq|wc
 
 def filtered(command: str) -> bool:
     "True if a command ends in a filter, such as `pytest | tail`: its status 0 is the filter's and says nothing of the program before it."
-    return _FILTERED.search(printed_status(command)[0]) is not None and "pipefail" not in command and "PIPESTATUS" not in command
+    told = "pipefail" in command or "PIPESTATUS" in command
+    return not told and _FILTERED.search(printed_status(command)[0]) is not None
 
 
 READER = re.compile(r"(?i)(?:^|[_.-])(?:read|view|open|cat|get|list|search|grep|glob|find|fetch)(?:$|[_.-])|^(?:Read|Grep|Glob|View|Fetch|Search)|Surfer$")
@@ -159,9 +160,10 @@ _SILENT = re.compile(  # a part that prints nothing, or what the agent wrote
 
 
 def reads(command: str) -> bool:
-    "True if a command only shows what was written before, or a program's help: each of its parts reads, filters or is silent."
+    "True if a command only shows what was written before, or a help: each of its parts reads, filters or is silent."
     parts = parts_of(command)
-    return any(map(_READS.fullmatch, parts)) and all(_READS.fullmatch(part) or _SILENT.fullmatch(part) for part in parts)
+    reading = [_READS.fullmatch(part) for part in parts]
+    return any(reading) and all(read or _SILENT.fullmatch(part) for read, part in zip(reading, parts))
 
 
 def reads_only(trace: Trace, position: int) -> bool:

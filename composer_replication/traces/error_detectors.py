@@ -110,7 +110,7 @@ def result_text(trace: Trace, position: int) -> str:
 
 
 def shows_file(trace: Trace, position: int, text: str) -> bool:
-    "True if the result of a reading tool is what a file of data holds: several lines, the first without the file's name."
+    "True if a reading tool's result is what a file of data holds: several lines, the first without the file's name."
     call, (first, _, more) = answered_call(trace, position)[1], text.partition("\n")
     given = list(call.arguments.values()) if call and call.parsed else []
     return bool(more) and any(isinstance(path, str) and _DATA_FILE.search(path) and path not in first for path in given)

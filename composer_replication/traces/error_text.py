@@ -78,7 +78,7 @@ SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200}
                              r"|cannot (?:open|access|stat))")
 OF_THE_SHELL = re.compile(r"\S*?(?:ba|da|z|k)?sh: ")  # how a shell's own complaint begins
 UNKNOWN_PROGRAM = re.compile(r"command not found|sh: (?:\d+: )?\S+: not found$|is not recognized as (?:an?|the) ", re.M)
-_BELONGS = re.compile(r"\s|[│╷╵╰+|]|(?:hint|note|help): |\[notice\]")  # how a line begins that belongs to the one above it
+_BELONGS = re.compile(r"\s|[│╷╵╰+|]|(?:hint|note|help): |\[notice\]")  # begins a line that belongs to the one above
 _NAMED = re.compile(  # a line that begins with a name and says no
     r"(?:[^\s:]*[/\\])?([\w.+-]+) ?: (?!.*\bwarning\b|no \w+ (?:found|detected))(?:.*\b|)(?:no|not|cannot|can't|unable|error|fail(?:ed|ure)?"
     r"|invalid|malformed|illegal|bad|missing|refused|denied|un(?:known|recognized|expected|supported|defined))\b", re.I)
@@ -86,7 +86,7 @@ _FAILED = re.compile(r"(?!\[)(?:.*[a-z] )?failed(?:[.!]*$|\. )", re.I)  # a sent
 
 
 def says_error(text: str) -> bool:
-    "True if the first words of a result say that its tool failed; that something could not be done counts where only lines that belong to it follow."
+    "True if a result's first words say that its tool failed, or with all lines that belong to them that it could not."
     unable = _UNABLE.match(text) and all(not line or _BELONGS.match(line) for line in text.strip().split("\n")[1:])
     return bool(_SAYS_ERROR.match(text) or unable) and _HEADING.match(text) is None
 
@@ -108,7 +108,7 @@ def ended_badly(
     text: str,  # a command's output
     command: str = "",
 ) -> bool:
-    "True if an output says in its last lines that the program failed. Lines that belong to the one above them are looked past."
+    "True if an output's last lines say that the program failed; lines that belong to one above them are looked past."
     lines = [line for line in text.split("\n") if line.strip()] or [""]
     heads = [line for line in lines if not _BELONGS.match(line)] or lines
     last = lines[-1], heads[-1]

@@ -133,7 +133,7 @@ def exit_status(
     foot: bool = True,  # also accept a last line without brackets
     command: str = "",  # that the result answers
 ) -> tuple[int | None, str]:  # the status and the output; None and the whole text if there is no status
-    "Return the exit status in the head or the foot of a text, or in the last line of the output where the command prints it there."
+    "Return the exit status in the head or foot of a text, or in the output's last line if the command prints it there."
     code, output = _wrapped(text, foot, command)
     before, _, last = output.rstrip().rpartition("\n")
     _, line = printed_status(command)

@@ -21,7 +21,8 @@ _SHELL_KEYS = ("code", "status", "exit")  # an exit status beside what a command
 _HTTP_KEYS = ("status", "statuscode", "httpstatus", "httpcode")
 _ERROR_KEYS = ("error", "errormessage", "errormsg")
 _NOTHING = ("", "none", "null", "nil", "false", "no", "0", "(none)", "n/a", "undefined")  # values of a key `error` that mean no error
-_MESSAGES = "error", "Error", "evalue", "message", "error_message", "errorMessage", "detail", "stderr", "output", "stdout", "reason", "content"
+_MESSAGES = ("error", "Error", "evalue", "message", "error_message", "errorMessage", "detail", "stderr", "output", "stdout",
+             "reason", "content")
 _SAID = re.compile(  # in the name of a field
     r"output|stdout|stderr|error|message|traceback|(?:^|_)(?:msg|logs?|text|results?)(?:$|_)", re.I)
 
@@ -51,8 +52,8 @@ def _plain(key: Any) -> str:
 
 def object_status(text: str) -> int | None:
     "Return the exit status in an object of a result."
-    codes = [v for o in objects(text) for k, v in o.items()
-             if type(v) is int and (_plain(k) in _CODE_KEYS or _plain(k) in _SHELL_KEYS and "stdout" in o and "stderr" in o)]
+    keys = [(o, _CODE_KEYS + _SHELL_KEYS * ("stdout" in o and "stderr" in o)) for o in objects(text)]
+    codes = [v for o, of in keys for k, v in o.items() if type(v) is int and _plain(k) in of]
     return next((c for c in codes if c), codes[0] if codes else None)
 
 

@@ -218,10 +218,11 @@ SPEAKS_TO_AGENT = re.compile(  # words by which a person speaks to the agent
     r"|(?:.*\b(?:please|instead|don't|let's|I(?:'m|'d)?|we|undo|first|should be|belongs)\b)", re.S)
 MACHINE = re.compile(  # the program's own words that speak so too
     r"\s*(?:[<\[(/]|Claude requested|Found \d+ match|\w+:\w+ hook|(?!(?:no|stop|wait|ok|yes)\b)\S+: )", re.I)
-ENGLISH = {*"""and are be been before but by can cannot could did does for from had has have if into is it its need needs not nothing of only or required should
-    than that the then there this to too were when which will with without you your already again use used error errors fail failed failing failure fails
-    invalid missing unknown unexpected unavailable denied refused exceeded terminated found command passed warning space memory device fault conflict""".split()}
-PRINTED = re.compile(r"[=_*.-]{3,}|^(?: {2,}|\t|\[)\S|^\S*[\w/]\.\w+:\d", re.M)  # rules, leaders, indents, tags and places
+ENGLISH = {*"""and are be been before but by can cannot could did does for from had has have if into is it its need needs
+    not nothing of only or required should than that the then there this to too were when which will with without you your
+    already again use used error errors fail failed failing failure fails invalid missing unknown unexpected unavailable denied
+    refused exceeded terminated found command passed warning space memory device fault conflict""".split()}
+PRINTED = re.compile(r"[=_*.-]{3,}|^(?: {2,}|\t|\[)\S|^\S*[\w/]\.\w+:\d", re.M)  # rules, leaders, indents, tags, places
 
 
 def commented(trace: Trace, position: int) -> bool:

@@ -156,4 +156,5 @@ def read_events(
 def not_executed(trace: Trace, position: int) -> Detection | None:
     "Detect a command that was not run because another one still runs in the terminal."
     turn = observed(trace, position)
-    return Detection("runtime_error", turn.content) if turn and re.match(r"\[Your command .{1,2000}? is NOT executed\b", turn.content, re.S) else None
+    refused = turn and re.match(r"\[Your command .{1,2000}? is NOT executed\b", turn.content, re.S)
+    return Detection("runtime_error", turn.content) if refused else None
