@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FENCED', 'ANSWERS_NO', 'SEARCHERS', 'READER', 'Pairing', 'pair', 'answered_call', 'tool_called', 'command_of',
-           'parts_of', 'last_program', 'programs', 'printed_status', 'filtered', 'reads', 'reads_only']
+           'command_parts', 'last_program', 'programs', 'printed_status', 'filtered', 'reads', 'reads_only']
 
 # %% ../../nbs/traces/03_calls.ipynb #5ebff894
 import re
@@ -110,7 +110,7 @@ _SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|node|ruby|perl|php|(?:ba|z)?sh)\
 _PRINTS_STATUS = re.compile(r"[;\n][ \t]*(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*([^|;&\n]*\$(?:\?|\{PIPESTATUS\[0\]\})[^|;&\n]*)$")
 
 
-def parts_of(command: str) -> list[str]:
+def command_parts(command: str) -> list[str]:
     "Return a command's parts between `;`, `|`, `&` and line ends, each a program with its arguments; without quoted texts."
     plain = re.sub(r"\d*>&\d?|&>", ">", _QUOTED.sub("_", command))
     return [part for part in re.split(r"[;|&\n]", plain) if part.strip()]
@@ -118,13 +118,13 @@ def parts_of(command: str) -> list[str]:
 
 def last_program(command: str) -> str:
     "Return the name of the last program in a command, whose status is that of the whole; empty if there is none."
-    word = _PROGRAM.match((parts_of(command) or [""])[-1])
+    word = _PROGRAM.match((command_parts(command) or [""])[-1])
     return word[1].rpartition("/")[2] if word else ""
 
 
 def programs(command: str) -> set[str]:
     "Return the names of a command's programs, and of the scripts and modules that they run."
-    found = [word for part in parts_of(command) if (word := _PROGRAM.match(part))]
+    found = [word for part in command_parts(command) if (word := _PROGRAM.match(part))]
     scripts = [_SCRIPT.match(word.string, word.start(1)) for word in found]
     return {named[1].rpartition("/")[2] for named in (*found, *filter(None, scripts))}
 
@@ -161,7 +161,7 @@ _SILENT = re.compile(  # a part that prints nothing, or what the agent wrote
 
 def reads(command: str) -> bool:
     "True if a command only shows what was written before, or a help: each of its parts reads, filters or is silent."
-    parts = parts_of(command)
+    parts = command_parts(command)
     reading = [_READS.fullmatch(part) for part in parts]
     return any(reading) and all(read or _SILENT.fullmatch(part) for read, part in zip(reading, parts))
 
