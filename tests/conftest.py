@@ -175,6 +175,9 @@ NAMES = {
         "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "trainer_script",
         "arm_script"}}
 LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
+    "recipes/test_record.py": {"test_episodes_are_reused_only_for_the_tasks_and_settings_they_were_played_from"},
+    "cli/test_console.py": {"test_a_folder_an_empty_file_and_no_json_are_one_sentence"},
+    "project/test_tools.py": {"test_a_page_that_shows_something_else_than_it_gives_is_found"},
     "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
     "tree/test_forward.py": {"test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both"},
     "tree/test_build.py": {

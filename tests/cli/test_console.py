@@ -213,6 +213,8 @@ BAD_FILES = {"folder": None, "empty": b"", "no JSON": b"\xff\xfe{", "nested": b"
 @pytest.mark.parametrize("name", sorted({*MISSING} - {"composer-rl tasks make"}))
 @pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
 def test_a_folder_an_empty_file_and_no_json_are_one_sentence(name, content, tmp_path, monkeypatch):
+    if name == "composer-rl serve tasks":
+        pytest.importorskip("openenv")  # without it the command says that first
     monkeypatch.chdir(tmp_path)
     [file] = [Path(word) for word in MISSING[name] if "nowhere" in word]
     file.mkdir() if content is None else file.write_bytes(content)
