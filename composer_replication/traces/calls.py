@@ -104,7 +104,8 @@ ANSWERS_NO = re.compile(r"(?:^|[|;&\n])[^\S\n]*(?:git\s+)?(?:diff|cmp|[ef]?grep\
 SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
 _BEFORE = (  # what may stand before a program
-    r"\s*+(?:(?:do|then|else|sudo|time|nohup|command|xargs|env)\s+(?:-\S+\s+(?:\d+\s+|\{\}\s+)?)*|timeout\s+\S+\s+|\w+=\S*\s+)*")
+    r"\s*+(?:(?:do|then|else|sudo|time|nohup|command|xargs|env)\s+(?:-\S+\s+(?:\d+\s+|\{\}\s+)?)*+"
+    r"|timeout\s+\S+\s+|\w+=\S*\s+)*+")
 _PROGRAM = re.compile(_BEFORE + r"(?:git\s+(?:-C\s+\S+\s+)?)?([\w./-]+)")
 _SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|node|ruby|perl|php|(?:ba|z)?sh)\s+(?:-\S+\s+)*([\w./-]+)")
 _PRINTS_STATUS = re.compile(r"[;\n][ \t]*(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*([^|;&\n]*\$(?:\?|\{PIPESTATUS\[0\]\})[^|;&\n]*)$")

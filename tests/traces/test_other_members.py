@@ -2,6 +2,7 @@
 """What an outsider wrote of the same kinds: other programs, other agents, other words, and clean results that speak of errors."""
 
 import json
+import time
 
 import pytest
 from chats import read, says
@@ -190,3 +191,15 @@ def test_other_words_for_a_wanted_failure(said):
 @pytest.mark.parametrize("said", ["The linter complained, so I removed it.", "The server refused my token. I try the other one.", "It must not be rejected any more.", "It was red before. Now the fix.", "Look at the rejected patch."])
 def test_words_of_failing_that_want_none(said):
     assert [site.wanted for site in sites("1 failed in 0.05s", "./run", failed=True, said=said)] == [None]
+
+
+@pytest.mark.parametrize("word", ["nohup ", "A=1 ", "sudo -a 1 ", "xargs -a {} ", "timeout 5 ", "env ", "cat a | ", "; echo $?"])
+def test_a_command_of_many_words_is_read_in_a_time_that_grows_with_its_length(word):
+    def seconds(n):
+        taken = []
+        for _ in range(3):
+            began = time.process_time()
+            reads(word * n + "!")
+            taken.append(time.process_time() - began)
+        return min(taken)
+    assert seconds(16_000) < 60 * max(seconds(1_000), 2e-4)  # 16 times the length; a quadratic one takes 256 times
