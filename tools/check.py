@@ -3,7 +3,7 @@
     python tools/check.py                 all checks
     python tools/check.py export readme   those named
     python tools/check.py fast            all but the notebooks
-    python tools/check.py shown           a quarter of an hour, not among all: what each page shows is what it gives today
+    python tools/check.py shown           slow, not among all: what each page shows is what it gives today
     ROOM=losses python tools/check.py     of the notebooks only those of nbs/losses; without it all but those of nbs/contrib
 
 The working tree is only read: nbdev works on a copy.

@@ -60,7 +60,7 @@ def recipes_show(
 
     `composer-rl recipes show toy`
     """
-    from composer_replication.recipes.models import read_text
+    from composer_replication.core.texts import read_text
     from composer_replication.recipes.recipe_file import find_recipe, read_recipe
     path = find_recipe(name)
     values = read_recipe(path)

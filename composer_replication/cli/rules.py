@@ -114,7 +114,7 @@ def own_lines(
     path: Path | None,  # of a file that rules are written into
 ) -> tuple[str, str]:  # its text with "\n", and how its lines end; of no file "" and "\n"
     "Read what stands outside the rules. Raises `InputProblem` if it could not be written back as it is."
-    from composer_replication.recipes.models import read_text
+    from composer_replication.core.texts import read_text
     if path is None or not path.exists():
         return "", "\n"
     text, content = read_text(path), path.read_bytes()

@@ -198,7 +198,7 @@ def hints_try(
 
     `composer-rl hints try runs --task deletion --tasks larder --model my-model@http://127.0.0.1:8000/v1 --arms none,own --times 2`
     """
-    from composer_replication.recipes.models import read_text
+    from composer_replication.core.texts import read_text
     from composer_replication.rollout.fork import arm_hints
     from composer_replication.sandbox.base import UNSAFE, sandbox_choice
     if to not in ("action", "end"):

@@ -277,7 +277,7 @@ def rollout_terms(recipe: Recipe, sizes: Sizes) -> dict[str, int]:
 def checkpoint_bytes(recipe: Recipe, sizes: Sizes) -> int:
     "Return the bytes of a checkpoint's files, of all devices together."
     config = recipe.config
-    twice = config.fsdp and "FULL" in str((config.fsdp_config or {}).get("state_dict_type"))  # see above
+    twice = config.fsdp and "FULL" in str((config.fsdp_config or {}).get("state_dict_type"))  # of two libraries
     weights = 2 * sizes.trained if twice else sizes.trained
     optimizer_values = 0 if config.save_only_model else sizes.optimizer_values
     copies = _copies(config, sizes.trained, sizes.trained_bytes, ema_bytes=FLOAT32)

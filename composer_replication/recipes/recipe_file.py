@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ..core.errors import InputProblem
-from .models import read_text
+from ..core.texts import read_text
 
 # %% ../../nbs/recipes/05_recipe_file.ipynb #d425dafe
 class RecipeProblem(InputProblem):

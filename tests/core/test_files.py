@@ -17,7 +17,7 @@ from composer_replication.core.files import (
     write_json,
     write_jsonl,
 )
-from composer_replication.recipes.models import read_text
+from composer_replication.core.texts import read_text
 
 
 def test_threads_that_write_one_path_leave_no_torn_file(tmp_path):

@@ -202,4 +202,4 @@ def test_a_command_of_many_words_is_read_in_a_time_that_grows_with_its_length(wo
             reads(word * n + "!")
             taken.append(time.process_time() - began)
         return min(taken)
-    assert seconds(16_000) < 60 * max(seconds(1_000), 2e-4)  # 16 times the length; a quadratic one takes 256 times
+    assert seconds(16_000) < 60 * max(seconds(1_000), 5e-3)  # 16 times the length; one that is quadratic takes seconds

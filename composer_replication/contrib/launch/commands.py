@@ -92,7 +92,7 @@ def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
 def _limited_job(recipe_name, on, settings, env, hours, budget, price, dry, **of_job):
     "Read the recipe and return its job; warn about files that will be missing there, and GPUs that are missing here."
     from composer_replication.contrib.launch.job import limit_of
-    from composer_replication.recipes.models import read_text
+    from composer_replication.core.texts import read_text
     from composer_replication.recipes.recipe_file import find_recipe
     limit, chosen, file = limit_of(hours, budget, price), parse_settings(settings), find_recipe(recipe_name)
     if dry:
