@@ -146,13 +146,16 @@ def shown(path: Path) -> list[str]:
     texts = [[(output.get("name"), output.get("text"), [data for kind, data in sorted(output.get("data", {}).items())
                                                         if not kind.startswith("image/")])
               for output in cell["outputs"]] for cell in cells]
-    return [re.sub(r"\b[a-z]?[0-9a-f]{8,}|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", json.dumps(of, sort_keys=True)) for of in texts]
+    return [re.sub(r"\b[a-z]?[0-9a-f]{8,}|[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?", "#", json.dumps(of, sort_keys=True)) for of in texts]
 
 
 def check_shown(copy: Path) -> list[str]:
     "Each notebook of nbs/, or of a room, shows what it gives today, but for numbers; it takes what the pages need."
     problems, folder = [], ROOT / "nbs" / os.environ.get("ROOM", "")
-    for page in sorted(folder.rglob("*.ipynb")):
+    pages = sorted(folder.rglob("*.ipynb"))
+    if not pages:
+        return [f"no notebook was found in {folder.name}: name a room of nbs/."]
+    for page in pages:
         name, again = page.relative_to(ROOT).as_posix(), copy / "again.ipynb"
         succeeded, output = run([sys.executable, str(RUN_NB), str(page), "--out", str(again)], ROOT, NOTEBOOK_SECONDS)
         if not succeeded:

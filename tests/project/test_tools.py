@@ -76,7 +76,8 @@ def test_a_figure_without_a_picture_is_found(tmp_path, output, bare):
     assert len(check.check_outputs(tmp_path)) == 2 * bare
 
 
-@pytest.mark.parametrize("prints, stale", [("took 0.25 s", False), ("took 3e-05 s", False), ("takes 1.0 s", True), ("", True)])
+@pytest.mark.parametrize("prints, stale", [
+    ("took 0.25 s", False), ("took +3e-05 s", False), ("took 2. s", False), ("takes 1.0 s", True), ("", True)])
 def test_a_page_that_shows_something_else_than_it_gives_is_found(tmp_path, monkeypatch, prints, stale):
     "Numbers may differ."
     page = tmp_path / "nbs/room/00_x.ipynb"
@@ -87,6 +88,12 @@ def test_a_page_that_shows_something_else_than_it_gives_is_found(tmp_path, monke
     monkeypatch.setattr(check, "ROOT", tmp_path)
     before = page.read_bytes()
     assert len(check.check_shown(tmp_path)) == stale and page.read_bytes() == before
+
+
+def test_a_room_without_pages_is_no_room_whose_pages_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setenv("ROOM", "rooom")
+    assert check.check_shown(tmp_path) == ["no notebook was found in rooom: name a room of nbs/."]
 
 
 def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
