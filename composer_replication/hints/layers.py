@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ..core.named import imported
+from ..core.named import ended_with, imported
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintGenerator, name_of
 from .diagnose import unwrap
@@ -130,7 +130,13 @@ class CompositeHintGenerator:
 
     def _ask(self, kind: str, context: HintContext) -> Hint | None:
         for layer in self.layers:
-            text = layer.generate(kind, context)
+            try:
+                text = layer.generate(kind, context)
+                if text is not None and not isinstance(text, str):
+                    raise TypeError(f"{type(text).__name__} in place of a text or None")
+            except Exception as error:  # it may be a user's own
+                where = f"trace {context.trace.trace_id}, turn {context.site.turn}" if context.site else None
+                raise ended_with(f"the hint layer {name_of(layer)}", error, where) from error
             if text is None:
                 continue
             if reason := refusal(text, context.trace, context.site.turn if context.site else -1):
@@ -175,8 +181,7 @@ def _made_layer(name, resources):
     try:
         layer = factory(**given)
     except Exception as error:  # a user's factory may raise anything
-        raise InputProblem(f"the hint layer {name!r} could not be made: {type(error).__name__} ({error})",
-                           "mend it, or leave it out") from error
+        raise ended_with(f"what makes the hint layer {name!r}", error) from error
     if not callable(getattr(layer, "generate", None)):
         raise InputProblem(f"{name!r} makes {type(layer).__name__}, which has no `generate(error_kind, error_meta)`",
                            "return a hint layer")

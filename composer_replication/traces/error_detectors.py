@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
+from ..core.named import ended_with
 from ..core.plugins import plugin, plugin_names
 from ..core.trace import ERROR_KINDS, Trace, Turn
 from .calls import (ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair,
@@ -57,10 +58,19 @@ def detectors_for(format: str, others: Sequence[Detector] = ()) -> list[Detector
 
 
 def first_opinion(trace: Trace, position: int, detectors: Sequence[Detector]) -> tuple[Detection | None, str]:
-    "Return the detection and the name of the first detector that decides; None and an empty name if none does."
+    """Return the detection and the name of the first detector that decides; None and an empty name if none does.
+
+    Raises `InputProblem` where a detector raises or returns something else: it may be a user's own."""
     for detector in detectors:
-        if (detection := detector(trace, position)) is not None:
-            return detection, getattr(detector, "__name__", type(detector).__name__)
+        name = getattr(detector, "__name__", type(detector).__name__)
+        try:
+            detection = detector(trace, position)
+            if detection is not None and not isinstance(detection, Detection):
+                raise TypeError(f"{type(detection).__name__} in place of a Detection or None")
+        except Exception as error:
+            raise ended_with(f"the detector {name}", error, f"trace {trace.trace_id}, turn {position}") from error
+        if detection is not None:
+            return detection, name
     return None, ""
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #5fa6c61e

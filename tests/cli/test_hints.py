@@ -51,7 +51,7 @@ def test_a_layer_of_ones_own_speaks_first_and_the_others_after_it(rows):
     ("unheard_of", "there is no layer 'unheard_of' here; use raw_error, sibling, sql, template, or package.module:layer"),
     ("own_layers:Wanting", "the hint layer 'own_layers:Wanting' needs table"),
     ("own_layers:nothing", "'own_layers:nothing' makes NoneType, which has no `generate(error_kind, error_meta)`"),
-    ("own_layers:broken", "the hint layer 'own_layers:broken' could not be made: KeyError ('table')"),
+    ("own_layers:broken", "what makes the hint layer 'own_layers:broken' ended with KeyError ('table')"),
     ("judge", "judge and learned ask a model, which only a recipe names"),
 ])
 def test_a_layer_that_cannot_be_made_is_told_in_a_sentence(call, name, told):

@@ -77,3 +77,56 @@ def test_a_name_that_is_none_is_one_sentence(garden):
     assert done.exit_code == 1 and "module 'garden' has no 'rained' that makes a format" in done.stderr
     done = CliRunner().invoke(app, ["traces", "show", "runs.jsonl", "--formats", "garden:STEPS", "--detectors", "meadow:rained"])
     assert done.exit_code == 1 and "there is no detector 'meadow:rained'" in done.stderr
+
+
+FAULTY = '''
+from garden import Detection, STEPS, rained
+from dataclasses import replace
+
+
+def torn(trace, position):
+    return {}[trace.turns[position].role]
+
+
+def says_yes(trace, position):
+    return True
+
+
+class Silent:
+    name = "silent"
+
+    def generate(self, error_kind, error_meta):
+        raise RuntimeError
+
+
+class Lists(Silent):
+    name = "lists"
+
+    def generate(self, error_kind, error_meta):
+        return ["Wait."]
+
+
+def misread(record, trace_id):
+    return record["had"]
+
+
+TORN = replace(STEPS, read=misread)
+'''
+FAULTS = {  # what is asked, and what is said of it
+    "traces show --formats garden:STEPS --detectors faulty:torn": "the detector torn ended with KeyError ('assistant')",
+    "hints list --formats garden:STEPS --detectors faulty:says_yes":
+        "the detector says_yes ended with TypeError (bool in place of a Detection or None)",
+    "hints list --hints faulty:Silent": "the hint layer silent ended with RuntimeError",
+    "hints list --hints faulty:Lists": "the hint layer lists ended with TypeError (list in place of a text or None)",
+    "traces show --formats faulty:TORN": "had",
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_what_ones_own_code_ends_with_is_one_sentence(words, garden, tmp_path):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    done = CliRunner().invoke(app, [*words.split(), *(() if "--formats" in words else NAMED), "runs.jsonl"])
+    sys.modules.pop("faulty", None)
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit) and FAULTS[words] in said, said
+    assert "TORN" in words or said.startswith("error: trace runs, turn 1: ") and said.endswith("; mend it, or leave it out.")
