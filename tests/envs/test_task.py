@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from composer_replication.envs.deletion.task import TaskProblem, apply_patch, make_patch, read_tasks, reverse_patch
+from composer_replication.envs.deletion.env import find_tasks
+from composer_replication.envs.deletion.task import TaskProblem, apply_patch, make_patch, read_tasks, reverse_patch, write_tasks
 
 LINES = ("a", "b", "c", "", "\x0c", "d\r", "-x", "+y", "\\ z", "--- q", "+++ q", "@@ -1 +1 @@", "é\u2028k", "diff --git a/x b/x")
 
@@ -83,3 +84,15 @@ def test_a_path_as_text(tmp_path):
     assert read_tasks(str(tmp_path / "tasks.jsonl")) == []
     with pytest.raises(TaskProblem, match="nofile.jsonl cannot be read"):
         read_tasks("nofile.jsonl")
+
+
+@pytest.mark.parametrize("cut, sentence", [(None, None), (20, "tasks.jsonl.gz cannot be read"), (0, None)])
+def test_a_file_of_tasks_may_be_gzipped(tmp_path, cut, sentence):
+    path, [first, *more] = tmp_path / "tasks.jsonl.gz", read_tasks(find_tasks("larder"))
+    assert write_tasks([first, *more], path) == 1 + len(more) and path.read_bytes()[:2] == b"\x1f\x8b"
+    path.write_bytes(path.read_bytes()[:cut])
+    if sentence is None:
+        assert read_tasks(path) == ([first, *more] if cut is None else [])
+    else:
+        with pytest.raises(TaskProblem, match=sentence):
+            read_tasks(path)

@@ -9,8 +9,10 @@ __all__ = ['GRANULARITIES', 'MODES', 'TaskProblem', 'make_patch', 'read_patch', 
 
 # %% ../../../nbs/envs/deletion/01_task.ipynb #b1b175c2
 import difflib
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, get_args, get_origin
 from unidiff import PatchSet, UnidiffParseError
 
 from ...core.errors import InputProblem
-from ...core.files import replacing
+from ...core.files import write_jsonl
 
 # %% ../../../nbs/envs/deletion/01_task.ipynb #0bdf38a8
 class TaskProblem(InputProblem):
@@ -275,27 +277,23 @@ def task_from_row(row: Mapping[str, Any]) -> FeatureDeletionTask:
 # %% ../../../nbs/envs/deletion/01_task.ipynb #f897e2e8
 def write_tasks(
     tasks: Iterable[FeatureDeletionTask],
-    path: Path,  # JSON lines; replaced in one step
+    path: Path,  # JSON lines, gzip if it ends in `.gz`; replaced in one step
 ) -> int:  # how many
     "Write tasks to a file, all or nothing."
-    count = 0
-    with replacing(path) as partial, partial.open("w") as file:
-        for task in tasks:
-            file.write(json.dumps(task_to_row(task)) + "\n")  # no orjson: records may hold half a surrogate pair
-            count += 1
-    return count
+    return write_jsonl(path, (json.dumps(task_to_row(task)).encode() for task in tasks))  # no orjson: records may hold half a surrogate pair
 
 # %% ../../../nbs/envs/deletion/01_task.ipynb #6f85e83c
 def read_tasks(
-    path: str | Path,  # JSON lines that `write_tasks` wrote
+    path: str | Path,  # that `write_tasks` wrote
     problems: list[str] | None = None,  # receives one sentence for each line that is left out; None: the first one is raised
 ) -> list[FeatureDeletionTask]:
     "Read the tasks of a file, in order. Raises `TaskProblem` where the file cannot be read."
     path = Path(path)
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise TaskProblem(f"{path} cannot be read ({error.strerror}): check the path") from None
+        with (gzip.open if path.name.endswith(".gz") else open)(path, "rb") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise TaskProblem(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): check the file") from None
     tasks: dict[str, FeatureDeletionTask] = {}
     for number, line in enumerate(lines, start=1):
         try:
