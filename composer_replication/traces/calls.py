@@ -9,6 +9,7 @@ __all__ = ['FENCED', 'ANSWERS_NO', 'SEARCHERS', 'READER', 'Pairing', 'pair', 'an
 # %% ../../nbs/traces/03_calls.ipynb #5ebff894
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..core.trace import ToolCall, Trace, Turn
 from .calls_in_text import value_of
@@ -123,11 +124,14 @@ def last_program(command: str) -> str:
     return word[1].rpartition("/")[2] if word else ""
 
 
-def programs(command: str) -> set[str]:
-    "Return the names of a command's programs, and of the scripts and modules that they run."
+def programs(
+    command: str,
+    scripts: bool = True,  # also of the scripts and modules that they run
+) -> set[str]:
+    "Return the names of a command's programs."
     found = [word for part in command_parts(command) if (word := _PROGRAM.match(part))]
-    scripts = [_SCRIPT.match(word.string, word.start(1)) for word in found]
-    return {named[1].rpartition("/")[2] for named in (*found, *filter(None, scripts))}
+    run = [_SCRIPT.match(word.string, word.start(1)) for word in found] if scripts else ()
+    return {named[1].rpartition("/")[2] for named in (*found, *filter(None, run))}
 
 
 def printed_status(
@@ -160,6 +164,7 @@ _SILENT = re.compile(  # a part that prints nothing, or what the agent wrote
     r"\s*(?:cd|echo|printf|export|set|source|true|sleep|for|do|done|while\s+read)\b(?:(?!<<).)*")
 
 
+@lru_cache(maxsize=8)  # asked by each detector
 def reads(command: str) -> bool:
     "True if a command only shows what was written before, or a help: each of its parts reads, filters or is silent."
     parts = command_parts(command)

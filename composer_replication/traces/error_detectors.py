@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'DECLINED', 'STATUS_REASON', 'Detection', 'register_detector', 'detectors_for',
-           'first_opinion', 'shell_detection', 'unanswered', 'graded', 'observed', 'result_text', 'shows_file',
-           'output_says_error', 'declined', 'flagged', 'status', 'payload', 'traceback', 'complaint', 'last_words']
+           'first_opinion', 'shell_detection', 'unanswered', 'graded', 'observed', 'result_text', 'printed',
+           'shows_file', 'output_says_error', 'declined', 'flagged', 'status', 'payload', 'traceback', 'complaint',
+           'last_words']
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #1b3fbde7
 import re
@@ -20,7 +21,7 @@ from ..core.trace import ERROR_KINDS, Trace, Turn
 from .calls import (ANSWERS_NO, SEARCHERS, answered_call, command_of, filtered, last_program, pair,
                                                printed_status, reads_only, tool_called)
 from .error_text import (BROKE_OFF, ENDED_WELL, OF_THE_SHELL, SHELL_COMPLAINT, UNKNOWN_PROGRAM, any_word,
-                                                    complains, ended_badly, kind_of, raised, says_error, shell_kind, tallied)
+                                                    complains, ended_badly, kind_of, only_complains, raised, says_error, shell_kind, tallied)
 from .exit_status import exit_status
 from .result_objects import error_message, object_failed, object_output, object_status, object_succeeded, objects
 from .wrapper import unwrapped
@@ -119,6 +120,14 @@ def result_text(trace: Trace, position: int) -> str:
     return unwrapped(trace.turns[position].content, command_of(trace, position))
 
 
+def printed(trace: Trace, position: int) -> str:
+    "Return what a result's program printed: its text without the wrapper, the repeated command and the exit status."
+    text = result_text(trace, position)
+    if object_status(text) is not None:
+        text = object_output(text)
+    return exit_status(text, foot=not reads_only(trace, position), command=command_of(trace, position))[1]
+
+
 def shows_file(trace: Trace, position: int, text: str) -> bool:
     "True if a reading tool's result is what a file of data holds: several lines, the first without the file's name."
     call, (first, _, more) = answered_call(trace, position)[1], text.partition("\n")
@@ -191,10 +200,11 @@ def payload(trace: Trace, position: int) -> Detection | None:
     text, tool, reads = result_text(trace, position), tool_called(trace, position), reads_only(trace, position)
     shows = reads and (command_of(trace, position) or shows_file(trace, position, text))
     first_words = (says_error(text) or _ERROR_PAGE.match(text)) and not shows
+    broken = (call := answered_call(trace, position)[1]) and not call.parsed and kind_of(text) == "json_decode"
     tag = _ERROR_TAG.fullmatch(turn.content)
     tagged = tag and (tag["sure"] or not reads)
     named = tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)
-    if first_words or tagged or named:
+    if first_words or tagged or named or broken:
         return Detection(kind_of(text), text)
     found = objects(text)
     if any(map(object_failed, found)):
@@ -223,16 +233,16 @@ def _failure(text: str) -> Detection:
 
 def traceback(trace: Trace, position: int) -> Detection | None:
     "Detect a Python traceback after which no program ended normally."
-    text = result_text(trace, position) if observed(trace, position) and not reads_only(trace, position) else ""
+    text = printed(trace, position) if observed(trace, position) and not reads_only(trace, position) else ""
     return Detection(shell_kind(text), text) if raised(text) else None
 
 
 def complaint(trace: Trace, position: int) -> Detection | None:
     "Detect a short result that is a complaint, of the shell or of a program that the command names."
-    text = result_text(trace, position) if observed(trace, position) else ""
+    text, command = (printed(trace, position), command_of(trace, position)) if observed(trace, position) else ("", "")
     first = text.lstrip().partition("\n")[0]
-    says_no = SHELL_COMPLAINT.match(text) or complains(first, command_of(trace, position))
-    return _failure(text) if says_no and _short(text) else None
+    says_no = _short(text) and (SHELL_COMPLAINT.match(text) or complains(first, command) or only_complains(text, command))
+    return _failure(text) if says_no else None
 
 
 def last_words(trace: Trace, position: int) -> Detection | None:
@@ -241,7 +251,7 @@ def last_words(trace: Trace, position: int) -> Detection | None:
     ran = command or _RUNS_COMMANDS.search(tool_called(trace, position))
     if turn is None or not ran or reads_only(trace, position) or (turn.failed is not None and not filtered(command)):
         return None
-    text = result_text(trace, position)
+    text = printed(trace, position)
     lines = [line for line in text.split("\n") if line.strip()] or [""]
     counts = ", ".join(line.strip() for line in lines[-_TALLY_LINES:] if _COUNT.match(line))
     failed = any(map(tallied, lines[-_TALLY_LINES:])) and not any(map(ENDED_WELL.match, lines[-3:]))

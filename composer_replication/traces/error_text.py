@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ERROR_WORDS', 'GAVE_UP', 'BROKE_OFF', 'ENDED_WELL', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'UNKNOWN_PROGRAM', 'any_word',
-           'last_exception', 'shell_kind', 'kind_of', 'says_error', 'raised', 'complains', 'ended_badly', 'tallied']
+           'last_exception', 'shell_kind', 'kind_of', 'says_error', 'raised', 'only_complains', 'complains',
+           'ended_badly', 'tallied']
 
 # %% ../../nbs/traces/04_error_text.ipynb #eb236cfe
 import re
@@ -78,11 +79,17 @@ SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200}
                              r"|cannot (?:open|access|stat))")
 OF_THE_SHELL = re.compile(r"\S*?(?:ba|da|z|k)?sh: ")  # how a shell's own complaint begins
 UNKNOWN_PROGRAM = re.compile(r"command not found|sh: (?:\d+: )?\S+: not found$|is not recognized as (?:an?|the) ", re.M)
-_BELONGS = re.compile(r"\s|[│╷╵╰+|]|(?:hint|note|help): |\[notice\]")  # begins a line that belongs to the one above
+_BELONGS = re.compile(  # begins a line that belongs to the one above, or is the version of what ran, or a closing tag
+    r"\s|[│╷╵╰+|\])}]|(?:hint|note|help): |\[notice\]|[\w.]+ v\d+(?:\.\d+)+(?: \(.*\))?$|</\w+>$")
+_IN_ORDER = r"(?!.*\b(?:warning|up to date|matches)\b|no(?:thing)? (?:\w+ )?(?:found|detected|to|control)\b)"
 _NAMED = re.compile(  # a line that begins with a name and says no
-    r"(?:[^\s:]*[/\\])?([\w.+-]+) ?: (?!.*\bwarning\b|no \w+ (?:found|detected))(?:.*\b|)(?:no|not|cannot|can't|unable|error|fail(?:ed|ure)?"
+    rf"(?:[^\s:]*[/\\])?([\w.+-]+) ?: {_IN_ORDER}(?:.*\b|)(?:no|not|cannot|can't|unable|error|fail(?:ed|ure)?"
     r"|invalid|malformed|illegal|bad|missing|refused|denied|un(?:known|recognized|expected|supported|defined))\b", re.I)
-_FAILED = re.compile(r"(?!\[)(?:.*[a-z] )?failed(?:[.!]*$|\. )", re.I)  # a sentence about one thing
+_FAILED = re.compile(r"(?!\[)(?:.*[a-z] )?failed(?:[.!]*$|\. |: (?!no)[a-z\"'])", re.I)  # a sentence about one thing
+_SPEAKS = re.compile(  # an error message of GNU's begins with no capital; a verb in `-ing` or `-ed` reports progress
+    rf"(?:[^\s:]*/)?(\w[\w.+-]*): {_IN_ORDER}(?!(?!un)\w+(?:ing|ed)\b)[^A-Z\d\s].*")
+_AROUND = {"sh", "bash", "dash", "zsh", "ksh", "sudo"}  # they run what a command names
+_STAMP = re.compile(r"[\[(]?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*\s+(?=ERROR\b|FATAL\b)")  # before a logged error
 
 
 def says_error(text: str) -> bool:
@@ -97,6 +104,13 @@ def raised(text: str) -> bool:
         return False
     behind = [line.strip() for line in text[text.rindex(last) + len(last):].split("\n") if line.strip()]
     return not any(map(ENDED_WELL.match, behind[-3:])) or any(GAVE_UP.match(line) or says_error(line) for line in behind[-4:])
+
+
+def only_complains(text: str, command: str) -> bool:
+    "True if each line of an output begins with the name of a shell or a program in a command, as error messages do, and none ends well."
+    lines = [line[:300] for line in text.split("\n") if line.strip() and not line[0].isspace()]
+    said = [_SPEAKS.fullmatch(line) for line in lines]
+    return bool(said) and all(said) and {m[1] for m in said} <= programs(command, scripts=False) | _AROUND and not any(map(ENDED_WELL.match, lines))
 
 
 def complains(line: str, command: str) -> bool:
@@ -114,7 +128,7 @@ def ended_badly(
     last = lines[-1], heads[-1]
     well = any(map(ENDED_WELL.match, last))
     return any(GAVE_UP.match(line) or not well and BROKE_OFF.match(line) for line in lines[-4:] + heads[-4:]) or any(
-        says_error(line) or _FAILED.match(line) or SHELL_COMPLAINT.match(line) or complains(line, command) for line in last)
+        says_error(_STAMP.sub("", line)) or _FAILED.match(line) or SHELL_COMPLAINT.match(line) or complains(line, command) for line in last)
 
 
 def tallied(line: str) -> bool:

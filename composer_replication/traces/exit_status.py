@@ -8,6 +8,7 @@ __all__ = ['exit_status']
 # %% ../../nbs/traces/06_exit_status.ipynb #d2edb873
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, dropwhile
 from typing import NamedTuple
 
@@ -128,6 +129,7 @@ def _wrapped(text: str, foot: bool, command: str) -> tuple[int | None, str]:
     return None, text
 
 
+@lru_cache(maxsize=8)  # asked by each detector
 def exit_status(
     text: str,  # of a result, from `unwrapped`
     foot: bool = True,  # also accept a last line without brackets

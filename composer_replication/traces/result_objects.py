@@ -115,6 +115,8 @@ FAILED = (  # what each test is of, and whether an object says by it that its to
     ("status word with a reason", lambda o: _word(o, "status") in ("failed", "failure", "fail") and _explained(o, "message", "reason", "detail")),
     ("type", lambda o: _word(o, "type", "output_type") == "error"),
     ("HTTP status", _http_error),
+    ("code in words", lambda o: _explained(o, "message", "detail") and o.keys() <= {"code", "message", "detail", "details", "hint", "status"}
+        and re.fullmatch("[A-Z]+(_[A-Z]+)+", str(o.get("code"))) is not None),
     ("GraphQL errors", lambda o: o.keys() <= {"errors", "data", "extensions"} and _listed(o.get("errors"), "message")),
     ("FastAPI details", lambda o: o.keys() == {"detail"} and _listed(o["detail"], "msg")),
     ("wrapped text", lambda o: any(map(says_error, _wrapped(o)))))

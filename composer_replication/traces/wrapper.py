@@ -7,6 +7,7 @@ __all__ = ['PROMPT', 'FEET', 'without_echo', 'unwrapped']
 
 # %% ../../nbs/traces/05_wrapper.ipynb #05c8b9c1
 import re
+from functools import lru_cache
 
 from .failure import plain
 
@@ -21,6 +22,7 @@ _HEADS = {  # what tools print before an output, an example of each: its pattern
     "Script completed\nWall time 0.2 s\nOutput:\n": r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)",
     "<tool_response>": r"<(?P<tag>[a-z_]{1,40}_(?:response|output|results?)|observation|result|response|output|stdout|"
         r"stderr|error|tool_use_error|error_message|exception|system|returned)>",
+    "### Result\n": r"#{1,6} (?:result|output|response|error)s?(?=\s*\n)",
     "Call ID: 7\n": r"call id: [^\n]{1,80}(?=\n)"}
 _HEAD = re.compile(rf"\s*(?:{'|'.join(_HEADS.values())})", re.I)
 
@@ -77,6 +79,7 @@ def _without_foot(text: str) -> str:
     return ""
 
 # %% ../../nbs/traces/05_wrapper.ipynb #88f58f98
+@lru_cache(maxsize=8)  # each detector asks for the same text
 def unwrapped(
     text: str,
     command: str = "",  # that the result answers

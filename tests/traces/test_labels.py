@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from composer_replication.traces.calls import command_of, filtered
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.read import read_traces
 
@@ -43,6 +44,14 @@ WRONG = {
     ): "labelled, but it is xargs passing on that grep found nothing (123, no output)",
 }
 # Traces that the labels do not cover at all: DATA.md counts 76 calls in this file, those of the other three traces.
+# Failures behind a filter, such as `pytest | tail`: the labels know the return code alone, which is the filter's.
+# How many there are by file; each was looked at.
+BEHIND_A_FILTER = {
+    "miniswe_deepseek_chat_dev": 58,
+    "miniswe_deepseek_chat_dev_rerun": 57,
+    "miniswe_deepseek_lite_dev_noparallel": 36,
+    "miniswe_deepseek_reasoner_dev": 28,
+}
 UNLABELLED = {"swesmith-xml-0", "swesmith-xml-1", "swesmith-xml-2"}
 
 
@@ -59,14 +68,18 @@ def labels(folder: Path) -> dict[str, dict[tuple[str, int], dict]]:
 @pytest.mark.parametrize("name", FILES)
 def test_only_the_listed_disagreements(shared_data, name):
     "Every disagreement is one that was looked at; those of InterCode are all the stale observations of `submit`."
-    truth, found, sent = labels(shared_data)[name], {}, {}
+    truth, found, sent, hidden = labels(shared_data)[name], {}, {}, set()
     for trace in read_traces(shared_data / "traces" / f"{name}.jsonl.gz", on_problem=lambda p: None):
-        found |= {(trace.trace_id, s.evidence_index): s for s in find_error_sites(trace)}
+        sites = {(trace.trace_id, s.evidence_index): s for s in find_error_sites(trace)}
+        shown = {k: (trace.turns[s.evidence_turn].content, command_of(trace, s.evidence_turn)) for k, s in sites.items()}
+        hidden |= {k for k, (text, command) in shown.items() if text.startswith("<returncode>0<") and filtered(command)}
+        found |= sites
         sent |= {(trace.trace_id, t.source_index + 1): t.content for t in trace.turns if t.role == "assistant"}
     both = truth.keys() & found.keys()
     assert sum((found[k].cause or found[k].kind) == truth[k]["kind"] for k in both) >= 0.99 * len(both)
     assert all(found[k].message_index == truth[k]["faulty_assistant_index"] for k in both)
-    differ = {k for k in truth.keys() ^ found.keys() if (name, *k) not in WRONG and k[0] not in UNLABELLED}
+    differ = {k for k in truth.keys() ^ found.keys() if (name, *k) not in WRONG and k[0] not in UNLABELLED and k not in hidden}
+    assert len(hidden - truth.keys()) == BEHIND_A_FILTER.get(name, 0)
     if name == "intercode_sql_multimodel":
         assert differ <= truth.keys() and len(differ) < min(30, len(truth) / 10) and {sent[k] for k in differ} == {"submit"}
     else:

@@ -203,3 +203,77 @@ def test_a_command_of_many_words_is_read_in_a_time_that_grows_with_its_length(wo
             taken.append(time.process_time() - began)
         return min(taken)
     assert seconds(16_000) < 60 * max(seconds(1_000), 5e-3)  # 16 times the length; one that is quadratic takes seconds
+
+
+@pytest.mark.parametrize("command, output", [  # what speaks under its own name complains, in whatever words
+    ("sed -i 's/a/b' f", "sed: -e expression #1, char 5: unterminated `s' command"), ("awk '{print $1' f", "awk: cmd. line:1: {print $1\nawk: cmd. line:1:          ^ unexpected newline or end of string"),
+    ("grep -P '(a' f", "grep: unmatched parentheses"), ("kill 99999", "bash: kill: (99999) - No such process"), ("sudo systemctl stop web", "sudo: a terminal is required to read the password\nsudo: a password is required"),
+    ("cat a.txt", "cat: a.txt: Aucun fichier ou dossier de ce nom"), ("ls /nope", "ls: nelze přistoupit k '/nope': Adresář nebo soubor neexistuje"), ("if [ -f a ]; then echo", "bash: -c: line 2: syntax error: unexpected end of file"),
+])  # fmt: skip
+def test_an_output_of_complaints_alone(command, output):
+    assert len(sites(output, command)) == 1 and bool(sites(output, "./other")) == output.startswith(("bash", "sudo"))
+    assert not sites(f"{output}\none row\ntwo rows\nthree rows", command)
+
+
+@pytest.mark.parametrize("command, output", [
+    ("ninja -C build", "ninja: Entering directory `build'\nninja: no work to do."), ("go mod tidy", "go: downloading github.com/pkg/x v0.9.1\ngo: finding module for package x"), ("go get x", "go: added example.org/x v0.9.1"),
+    ("make", "make: 'all' is up to date."), ("grep -r a src", "grep: src/a.pyc: binary file matches"), ("nginx -t", "nginx: the configuration file a.conf syntax is ok\nnginx: configuration file a.conf test is successful"),
+    ("python load.py", "load.py: three rows"), ("whereis node", "node: /usr/bin/node"), ("ls", "bash: no job control in this shell"),
+])  # fmt: skip
+def test_a_program_that_reports_under_its_own_name(command, output):
+    assert not sites(output, command)
+
+
+@pytest.mark.parametrize("output, command", [
+    ("FAILED t.py::test_a - assert 1 == 2\n1 failed, 11 passed in 0.31s", "pytest -q | tail -5"), ("error[E0382]: borrow of moved value: `rows`\nerror: could not compile `x` (lib) due to 1 previous error", "cargo build 2>&1 | tail"),
+    ("uploading\nFailed to upload app.tgz: no room", "./deploy.sh | tee out.log"), ("Traceback (most recent call last):\n  File \"/w/a.py\", line 1, in <module>\nValueError: x", "python a.py 2>&1 | head -3"),
+])  # fmt: skip
+@pytest.mark.parametrize("format, shown", [
+    ("mini-swe-agent", "<returncode>0</returncode>\n<output>\n{}</output>".format), ("openai", "{}\n[The command completed with exit code 0.]\n[Command finished with exit code 0]".format),
+    ("codex", lambda output: json.dumps({"output": output, "metadata": {"exit_code": 0}})),
+])  # fmt: skip
+def test_a_filter_s_status_does_not_hide_a_failure(format, shown, output, command):
+    assert len(sites(shown(output), command, format=format)) == 1
+    assert not sites(shown("11 passed in 0.31s"), command, format=format) and not sites(shown(output), "cat a.log | tail -5", format=format)
+
+
+def test_a_printed_status_counts_in_a_wrapper_too():
+    shown = "<returncode>0</returncode>\n<output>\nrc={}\n</output>"
+    assert [len(sites(shown.format(code), "./check > out 2>&1; echo rc=$?", format="mini-swe-agent")) for code in (0, 2)] == [0, 1]
+
+
+@pytest.mark.parametrize("text", [
+    "### Result\nError: Ref e12 not found in the page.", "page.goto: net::ERR_CONNECTION_REFUSED at http://localhost:3000/\nCall log:\n  - navigating", "Timeout 30000ms exceeded waiting for selector \"#buy\"",
+    "Input validation error: 5 is not of type 'string'", "Access denied - path outside allowed directories: /x", "错误：文件不存在：a.txt", "Fehler: keine Stadt",
+    "HTTPSConnectionPool(host='x', port=443): Max retries exceeded (Caused by NewConnectionError('<object>: [Errno -2] Name or service not known'))", '{"code": "INVALID_ARGUMENT", "detail": "to is no address"}',
+])  # fmt: skip
+def test_tools_without_a_flag_say_that_they_failed(text):
+    assert len(sites(text, tool="ask", q="x")) == 1
+
+
+@pytest.mark.parametrize("text", [
+    "### Result\nno city\n", "Test set error: 0.31", "Train error: 5 of 9", '{"code": "EUR", "detail": "Euro"}', '{"code": "NOT_FOUND", "detail": "a label", "rows": 3}', "Fehlerquote: 3 %", "1 EUR = 1,08 USD. Keine Fehler.",
+    '{"jobs": [{"id": 1, "status": "failed", "error": "out of memory"}]}', '{"valid": true, "error_count": 0, "errors": 0}',
+])  # fmt: skip
+def test_tools_without_a_flag_that_did_not_fail(text):
+    assert not sites(text, tool="ask", q="x")
+
+
+@pytest.mark.parametrize("output, command", [
+    ("1 | import { x } from \"./y\";\n           ^\nerror: Cannot find module \"./y\" from \"/w/b.ts\"\n\nBun v1.1.29 (Linux x64)", "bun run b.ts"), ("pull request create failed: GraphQL: No commits between main and x (createPullRequest)", "gh pr create"),
+    ("  × No solution found when resolving dependencies:\n  ╰─▶ Because a needs b, we can conclude that it is unsatisfiable.", "uv pip install a"), ("The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?", "kubectl get svc"),
+    ("The Deployment \"web\" is invalid: spec.image: Required value", "kubectl apply -f a.yaml"), ("connected.\nawaiting response... 404 Not Found\n2026-05-01 10:00:01 ERROR 404: Not Found.", "wget http://x"),
+])  # fmt: skip
+def test_how_other_outputs_end_that_failed(output, command):
+    assert len(sites(output, command)) == 1
+
+
+@pytest.mark.parametrize("output, command", [("Terraform v1.5.7\non linux_amd64", "terraform version"), ("✖ 1 problem (0 errors, 1 warning)", "eslint ."), ("Tests failed: 0", "./run"), ("Jobs failed: none", "./run")])
+def test_how_other_outputs_end_that_did_not_fail(output, command):
+    assert not sites(output, command)
+
+
+def test_an_answer_about_json_to_a_call_that_does_not_parse():
+    call, said = ToolCall("write", '{"path": "a', "c1"), "Unterminated string in JSON at position 41"
+    turns = Turn("user", "Go."), Turn("assistant", tool_calls=(call,)), Turn("tool", said, tool_call_id="c1", observation=True)
+    assert [site.kind for site in find_error_sites(Trace("t", turns, format="openai"))] == ["json_decode"]

@@ -9,7 +9,7 @@ __all__ = ['LAST_COMMAND', 'RETURNED', 'is_miniswe', 'read_miniswe', 'returned']
 import re
 from dataclasses import replace
 
-from ..calls import FENCED, answered_call, command_of
+from ..calls import FENCED, answered_call, command_of, filtered, printed_status
 from ..error_detectors import Detection, observed, register_detector, shell_detection
 from ..error_text import says_error
 from ..chat.fields import text_of
@@ -60,4 +60,7 @@ def returned(trace: Trace, position: int) -> Detection | None:
     output = "\n".join(filter(None, shown))  # head and tail of a long output
     if exception:
         return Detection("runtime_error", exception)
-    return shell_detection(int(code), output, "" if code == "0" else command_of(trace, position))
+    command = command_of(trace, position)
+    if code == "0" and (filtered(command) or printed_status(command)[1]):
+        return None  # the status is that of a filter or of `echo`
+    return shell_detection(int(code), output, command)
