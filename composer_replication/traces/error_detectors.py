@@ -241,7 +241,9 @@ def complaint(trace: Trace, position: int) -> Detection | None:
     "Detect a short result that is a complaint, of the shell or of a program that the command names."
     text, command = (printed(trace, position), command_of(trace, position)) if observed(trace, position) else ("", "")
     first = text.lstrip().partition("\n")[0]
-    says_no = _short(text) and (SHELL_COMPLAINT.match(text) or complains(first, command) or only_complains(text, command))
+    if not _short(text):
+        return None
+    says_no = SHELL_COMPLAINT.match(text) or complains(first, command) or only_complains(text, command)
     return _failure(text) if says_no else None
 
 

@@ -107,10 +107,12 @@ def raised(text: str) -> bool:
 
 
 def only_complains(text: str, command: str) -> bool:
-    "True if each line of an output begins with the name of a shell or a program in a command, as error messages do, and none ends well."
+    "True if each line begins with the name of a shell or of a command's program, as error messages do, and none ends well."
     lines = [line[:300] for line in text.split("\n") if line.strip() and not line[0].isspace()]
     said = [_SPEAKS.fullmatch(line) for line in lines]
-    return bool(said) and all(said) and {m[1] for m in said} <= programs(command, scripts=False) | _AROUND and not any(map(ENDED_WELL.match, lines))
+    if not said or not all(said) or any(map(ENDED_WELL.match, lines)):
+        return False
+    return {m[1] for m in said} <= programs(command, scripts=False) | _AROUND
 
 
 def complains(line: str, command: str) -> bool:

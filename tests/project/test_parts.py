@@ -21,17 +21,17 @@ PARTS = {
     "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (14, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (62, 7365, {"core", "hints", "traces"}, set()),
-    "traces.read": (47, 5630, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
+    "hints.layers": (62, 7440, {"core", "hints", "traces"}, set()),
+    "traces.read": (47, 5700, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
-    "envs.deletion.env": (50, 9240, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
+    "envs.deletion.env": (50, 9250, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
     "replay.endpoint": (12, 1180, {"core", "replay"}, set()),
     "replay.client": (17, 2045, {"core", "replay"}, set()),
     "replay.pool": (19, 2310, {"core", "replay"}, set()),
     "rollout.protocols": (14, 1820, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (53, 6175, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "replay.pairs": (53, 6245, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 

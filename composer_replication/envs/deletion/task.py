@@ -280,7 +280,8 @@ def write_tasks(
     path: Path,  # JSON lines, gzip if it ends in `.gz`; replaced in one step
 ) -> int:  # how many
     "Write tasks to a file, all or nothing."
-    return write_jsonl(path, (json.dumps(task_to_row(task)).encode() for task in tasks))  # no orjson: records may hold half a surrogate pair
+    lines = (json.dumps(task_to_row(task)).encode() for task in tasks)  # orjson refuses half a surrogate pair
+    return write_jsonl(path, lines)
 
 # %% ../../../nbs/envs/deletion/01_task.ipynb #6f85e83c
 def read_tasks(
@@ -293,7 +294,8 @@ def read_tasks(
         with (gzip.open if path.name.endswith(".gz") else open)(path, "rb") as file:
             lines = file.read().splitlines()
     except (OSError, EOFError, zlib.error) as error:
-        raise TaskProblem(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): check the file") from None
+        why = getattr(error, "strerror", None) or error
+        raise TaskProblem(f"{path} cannot be read ({why}): check the file") from None
     tasks: dict[str, FeatureDeletionTask] = {}
     for number, line in enumerate(lines, start=1):
         try:
