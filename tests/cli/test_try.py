@@ -9,6 +9,7 @@ import time
 import pytest
 from bad_server import BadServer, Reply, completion
 
+from composer_replication.cli.try_hints import alone
 from composer_replication.core.trace import Trace
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.replay.examples import read_pairs
@@ -58,6 +59,13 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(call, rows, server, tmp_p
     row, = rows(*words, "--budget-usd", 10)
     assert row["branches"] == 24 and max(request.nth for request in server.requests) == 0
     assert 0 < asked < len(server.requests)
+
+
+def test_two_commands_do_not_play_into_one_folder(call, rows, server, tmp_path):
+    with alone(tmp_path / "out/forks/branches.jsonl"):
+        done = call(*TRY, "--model", model(server))
+        assert done.exit_code == 1 and "out/forks: another command plays into this folder; wait for it" in done.output
+    assert not server.requests and rows(*TRY, "--model", model(server), "--out", "out/forks")[0]["branches"] == 24
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
