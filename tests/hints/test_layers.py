@@ -254,7 +254,7 @@ def test_whatever_comes_through_repeats_nothing(kind, error, action, gold):
     "name, templates",
     [
         ("bfcl_typed_errors", 0.93),  # what a grader expected is no default hint
-        ("miniswe_deepseek_chat_dev", 0.9),
+        ("miniswe_deepseek_chat_dev", 0.8),  # failed tests behind `| tail` are quoted as they are
         ("moatless_claude35_other_repos", 0.9),
         ("tau2_airline_multimodel", 0.95),
         ("taubench_airline_gpt4o", 0.95),
