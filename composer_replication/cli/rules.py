@@ -24,6 +24,7 @@ from .hints import Hints, Sites, hinted_sites, hints_app
 from .replay import KeyEnv, Prices
 from .try_hints import Budget, Root, Task, Tasks, Times, Workspace, open_policy, tried, world_of
 from ..core.errors import InputProblem
+from ..core.holding import holding
 
 # %% ../../nbs/cli/18_rules.ipynb #6574292c
 @dataclass
@@ -204,6 +205,7 @@ def hints_rules(
         settings = {"model": model, "task": task or f"{workspace.resolve()}", "arms": ["none", "rules"], "times": times, "to": "action", "sites": sites,
                     "temperature": 1.0, "max_turns": 1, "max_tokens": 4096, "max_turn_tokens": 1024, "seed": seed}
         with ExitStack() as stack:
+            stack.enter_context(holding(branches, "--branches"))
             stack.enter_context(sandbox_choice(kind))
             results, _, _, stopped = tried(reading, hints, world, settings, branches / "branches.jsonl", lambda: open_policy(
                 model, stack, None, price, key_env, branches / "replies.ledger", budget_usd, 1024), rule_alone(rules))

@@ -20,6 +20,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import get_peft_config
 
 from ..core.trace import Trace
+from ..core.holding import holding
 from ..envs.rewards import episode_reward
 from .checks import check_reporters, sandbox_missing
 from .export import CardCallback
@@ -33,7 +34,7 @@ from .sources import Sources, recipe_sources
 from .stages import forked, own_forks, recorded_start, warmed
 from .tasks import RunTasks, keep_split, recipe_tasks
 from ..sandbox.base import sandbox_choice
-from ..training.checkpoint import holding, last_complete_checkpoint
+from ..training.checkpoint import last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuardCallback
 from ..training.offline import OfflineTrainer

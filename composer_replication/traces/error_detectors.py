@@ -58,20 +58,25 @@ def detectors_for(format: str, others: Sequence[Detector] = ()) -> list[Detector
     return [*DETECTORS.get(format, ()), *reversed(others), *DETECTORS.get("*", ())]
 
 
+def _name(detector):
+    return getattr(detector, "__name__", type(detector).__name__)
+
+
 def first_opinion(trace: Trace, position: int, detectors: Sequence[Detector]) -> tuple[Detection | None, str]:
     """Return the detection and the name of the first detector that decides; None and an empty name if none does.
 
     Raises `InputProblem` where a detector raises or returns something else: it may be a user's own."""
     for detector in detectors:
-        name = getattr(detector, "__name__", type(detector).__name__)
         try:
             detection = detector(trace, position)
-            if detection is not None and not isinstance(detection, Detection):
+            if detection is None:
+                continue
+            if not isinstance(detection, Detection):
                 raise TypeError(f"{type(detection).__name__} in place of a Detection or None")
         except Exception as error:
-            raise ended_with(f"the detector {name}", error, f"trace {trace.trace_id}, turn {position}") from error
-        if detection is not None:
-            return detection, name
+            where = f"trace {trace.trace_id}, turn {position}"
+            raise ended_with(f"the detector {_name(detector)}", error, where) from error
+        return detection, _name(detector)
     return None, ""
 
 # %% ../../nbs/traces/08_error_detectors.ipynb #5fa6c61e

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
 from ..core.errors import InputProblem, Problem
+from ..core.holding import holding
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
-from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because,
+from .checkpoint import (InterruptCallback, complete_checkpoint, incomplete_because,
                                                       last_complete_checkpoint, load_buffer, save_buffer)
 from .config import ComposerReplicationConfig
 from .health import HealthCallback

@@ -9,7 +9,6 @@ import time
 import pytest
 from bad_server import BadServer, Reply, completion
 
-from composer_replication.cli.try_hints import alone
 from composer_replication.core.trace import Trace
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.replay.examples import read_pairs
@@ -61,11 +60,25 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(call, rows, server, tmp_p
     assert 0 < asked < len(server.requests)
 
 
+HOLDS = """
+import sys
+from composer_replication.core.holding import holding
+with holding(sys.argv[1]):
+    print(1, flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_two_commands_do_not_play_into_one_folder(call, rows, server, tmp_path):
-    with alone(tmp_path / "out/forks/branches.jsonl"):
-        done = call(*TRY, "--model", model(server))
-        assert done.exit_code == 1 and "out/forks: another command plays into this folder; wait for it" in done.output
-    assert not server.requests and rows(*TRY, "--model", model(server), "--out", "out/forks")[0]["branches"] == 24
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path / "mine")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"1\n"
+    try:
+        done = call(*TRY, "--model", model(server), "--out", "mine")
+    finally:
+        other.communicate()
+    said = " ".join(done.output.split())
+    assert done.exit_code == 1 and f"(process {other.pid} on " in said and "set --out to another folder" in said, said
+    assert not server.requests and rows(*TRY, "--model", model(server), "--out", "mine")[0]["branches"] == 24
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])

@@ -12,14 +12,15 @@ import torch
 from kept_trainer import made
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from composer_replication.core import holding as lock
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.holding import holding
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
 from composer_replication.training import checkpoint
 from composer_replication.training.checkpoint import (
     MARKER,
     InterruptCallback,
-    holding,
     incomplete_because,
     last_complete_checkpoint,
     load_buffer,
@@ -172,7 +173,7 @@ def test_reading_a_buffer_runs_no_code(tmp_path, monkeypatch):
 
 HOLDS = """
 import sys, time
-from composer_replication.training.checkpoint import holding
+from composer_replication.core.holding import holding
 with holding(sys.argv[1]):
     print(1, flush=True)
     time.sleep(600)
@@ -225,6 +226,6 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, cap
     def unsupported(handle, how):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(checkpoint.fcntl, "flock", unsupported)
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
     with caplog.at_level("WARNING"), holding(tmp_path):
         assert "cannot be locked (Operation not supported)" in caplog.text
